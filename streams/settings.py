@@ -1,0 +1,189 @@
+"""Every setting, from the environment, read once and frozen.
+
+Only the composition root and the command line read this; everything else takes explicit arguments. Secrets may also
+come from a file named by ``<NAME>_FILE``. Values are never quoted in an error: they may be secrets.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+__all__ = ["Settings", "SettingsError", "environment_names", "load", "secret_names"]
+
+SettingName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+\Z")]
+TopicName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}\Z")]
+
+# What Kubernetes injects beside a Service named `anabranch`; none of our business.
+_KUBERNETES_SERVICE_LINK = re.compile(r"ANABRANCH_(SERVICE_.*|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)\Z")
+
+
+class SettingsError(Exception):
+    """A setting is missing, unknown or has a value outside its domain; the message is one line."""
+
+
+class Settings(BaseSettings):
+    """The environment, validated. Durations in seconds."""
+
+    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, extra="ignore")
+
+    # Where the store is; passed to asyncpg unparsed.
+    database_connection_string: SecretStr | None = None
+    # The owner, for `migrate` and `stats`; a worker never needs it.
+    database_admin_connection_string: SecretStr | None = None
+
+    kafka_bootstrap_servers: str = "localhost:9092"
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: SecretStr | None = None
+    kafka_ssl_cafile: Path | None = None
+    kafka_ssl_certfile: Path | None = None
+    kafka_ssl_keyfile: Path | None = None
+    kafka_ssl_key_password: SecretStr | None = None
+    schema_registry_url: str | None = None
+
+    anabranch_input_topic: TopicName = "retrieval.query-embeddings.v1"
+    anabranch_output_topic: TopicName = "retrieval.results.v1"
+    anabranch_dead_letter_topic: TopicName = "retrieval.dead-letters.v1"
+    anabranch_consumer_group: str = "anabranch"
+    # Events in work at a time, counted until acknowledged; two database connections each.
+    anabranch_concurrency: int = Field(default=8, ge=1, le=1000)
+    anabranch_web_port: int = Field(default=6066, ge=1, le=65535)
+    anabranch_default_profile: str = "extraction"
+    anabranch_profiles_file: Path | None = None
+    anabranch_search_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
+    anabranch_exact_scan_rows: int = Field(default=20_000, ge=0)
+    anabranch_embedding_model: str | None = None
+    anabranch_principals_setting: SettingName = "anabranch.principals"
+    anabranch_schema_path: Path | None = None
+    anabranch_store_outage: Literal["block", "dead_letter"] = "block"
+    anabranch_retry_attempts: int = Field(default=3, ge=1)
+    anabranch_retry_base_seconds: float = Field(default=1.0, gt=0)
+    anabranch_retry_max_seconds: float = Field(default=10.0, gt=0)
+    anabranch_grace_period_seconds: float = Field(default=25.0, ge=0)
+    # The group's clocks. A rebalance waits this long for every member, so a drain must be shorter.
+    anabranch_session_timeout_seconds: float = Field(default=10.0, ge=1)
+    anabranch_rebalance_timeout_seconds: float = Field(default=40.0, ge=2)
+    anabranch_max_poll_interval_seconds: float = Field(default=1000.0, ge=1)
+    anabranch_log_format: Literal["json", "console"] = "json"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands over: it has read the environment and the secret files, and names are exact."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.anabranch_retry_max_seconds < self.anabranch_retry_base_seconds:
+            raise ValueError("ANABRANCH_RETRY_MAX_SECONDS must not be below ANABRANCH_RETRY_BASE_SECONDS")
+        sasl = self.kafka_security_protocol.startswith("SASL")
+        if sasl and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
+            raise ValueError(
+                f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+            )
+        if self.schema_registry_url is not None:
+            # Publishing in another encoding than the operator asked for would be found out by consumers only.
+            raise ValueError(
+                "SCHEMA_REGISTRY_URL is not supported by this release; unset it to publish Avro single-object encoding"
+            )
+        topics = {self.anabranch_input_topic, self.anabranch_output_topic, self.anabranch_dead_letter_topic}
+        if len(topics) < 3:  # noqa: PLR2004  # there are three
+            raise ValueError(
+                "ANABRANCH_INPUT_TOPIC, ANABRANCH_OUTPUT_TOPIC and ANABRANCH_DEAD_LETTER_TOPIC must differ"
+            )
+        return self
+
+    @property
+    def store_dsn(self) -> str:
+        """The worker's connection string.
+
+        Raises:
+            SettingsError: it is not set.
+        """
+        return _required(self.database_connection_string, "DATABASE_CONNECTION_STRING", "the worker's role")
+
+    @property
+    def admin_dsn(self) -> str:
+        """The owner's connection string.
+
+        Raises:
+            SettingsError: it is not set.
+        """
+        return _required(self.database_admin_connection_string, "DATABASE_ADMIN_CONNECTION_STRING", "the owner")
+
+
+def environment_names() -> frozenset[str]:
+    """Every variable that is a setting, without the ``_FILE`` forms."""
+    return frozenset(name.upper() for name in Settings.model_fields)
+
+
+def secret_names() -> frozenset[str]:
+    """Those that are secrets, and may also come as ``<NAME>_FILE``."""
+    return frozenset(
+        name.upper() for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
+    )
+
+
+def load(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        environment: instead of the process's own.
+
+    Raises:
+        SettingsError: with one line that names every setting at fault.
+    """
+    environment = os.environ if environment is None else environment
+    names, secrets = environment_names(), secret_names()
+    known = names | {f"{name}_FILE" for name in secrets}
+    unknown = sorted(
+        name
+        for name in environment
+        if name.startswith("ANABRANCH_") and name not in known and not _KUBERNETES_SERVICE_LINK.match(name)
+    )
+    if unknown:
+        raise SettingsError(f"unknown setting {', '.join(unknown)}")
+    values: dict[str, Any] = {name.lower(): environment[name] for name in names if environment.get(name)}
+    for name in sorted(secrets):
+        path = environment.get(f"{name}_FILE")
+        if not path:
+            continue
+        if name.lower() in values:
+            raise SettingsError(f"{name} and {name}_FILE are both set; keep one")
+        try:
+            content = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{name}_FILE cannot be read: {type(error).__name__}") from None
+        if content:
+            values[name.lower()] = content
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_line(fault) for fault in error.errors(include_input=False))) from None
+
+
+def _line(fault: Any) -> str:
+    where = ".".join(str(part) for part in fault["loc"]).upper()
+    what = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def _required(value: SecretStr | None, name: str, whose: str) -> str:
+    if value is None:
+        raise SettingsError(
+            f"{name} is not set: it says where PostgreSQL is, as {whose}, e.g. postgresql://user@host:5432/database"
+        )
+    return value.get_secret_value()
