@@ -5,7 +5,7 @@ ranks. Not: where candidates come from, what a passage says, how long anything t
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
@@ -71,7 +71,7 @@ class Selection:
 
     Attributes:
         picks: in the order of selection.
-        tokens_used: of the picks; 0 where tokens were not given.
+        tokens_used: of the picks; 0 where no cost was given.
         starved: arms that ran dry though the scope has more: search further and select again.
         first_exceeds_budget: under ``stop``, not even the first passage fits.
     """
@@ -104,7 +104,7 @@ def select(
     k: int,
     token_budget: int | None = None,
     overflow: Literal["stop", "skip"] = "stop",
-    tokens: Mapping[UUID, int] | None = None,
+    cost: Callable[[Candidate], int] | None = None,
     gone: Collection[UUID] = (),
 ) -> Selection:
     """Take up to k passages from the arms: local, local, global, repeating.
@@ -117,7 +117,7 @@ def select(
         k: most passages to take.
         token_budget: most tokens to take; None: no budget.
         overflow: what a passage that does not fit does.
-        tokens: passage id → tokens, for every passage that may be reached; needed with a budget.
+        cost: tokens of the passage that a candidate stands for, header included; None: nothing costs anything.
         gone: passages that are no longer there (or no longer readable) since they were found.
     """
     queues = {scope: iter(arm.candidates) for scope, arm in arms.items()}
@@ -140,13 +140,13 @@ def select(
             continue
         if candidate.passage_id in taken:
             continue
-        cost = 0 if tokens is None else tokens[candidate.passage_id]
-        if token_budget is not None and used + cost > token_budget:
+        tokens = 0 if cost is None else cost(candidate)
+        if token_budget is not None and used + tokens > token_budget:
             if overflow == "stop":
                 return Selection(tuple(picks), used, frozenset(), first_exceeds_budget=not picks)
             continue
         taken.add(candidate.passage_id)
-        used += cost
+        used += tokens
         picks.append(Pick(candidate, turn))
         turn = next(turns)
         while turn in exhausted:
@@ -155,5 +155,5 @@ def select(
 
 
 def order_by_similarity(picks: Iterable[Pick]) -> list[Pick]:
-    """Score descending, then passage id."""
-    return sorted(picks, key=lambda pick: (pick.candidate.distance, pick.candidate.passage_id))
+    """Score descending, then passage id. By score, not distance: two distances may round to one score."""
+    return sorted(picks, key=lambda pick: (-pick.candidate.score, pick.candidate.passage_id))

@@ -1,0 +1,66 @@
+"""The one place that knows what a driver's exception means for an event."""
+
+import asyncpg
+
+from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable, TransientError
+
+__all__ = ["translate"]
+
+# SQLSTATE classes and codes, from PostgreSQL's appendix A.
+_UNAVAILABLE_CLASSES = frozenset(
+    {
+        "08",  # connection exception
+        "40",  # transaction rollback: deadlock, serialization failure
+        "53",  # insufficient resources: connections, memory, disk
+        "55",  # object not in prerequisite state: a lock that is not available
+        "57",  # operator intervention: shutdown, starting up
+        "58",  # system error: I/O
+    }
+)
+_MISCONFIGURED_CLASSES = frozenset(
+    {
+        "28",  # invalid authorization: role or password
+        "3D",  # no such database
+        "3F",  # no such schema
+    }
+)
+_QUERY_CANCELED = "57014"
+_MISCONFIGURED = {
+    "42P01": "a table is missing; run `anabranch migrate`",
+    "42703": "a column is missing; run `anabranch migrate`",
+    "42883": "a function or operator is missing; is pgvector installed? run `anabranch check`",
+    "42704": "a type or setting is missing; is pgvector installed? run `anabranch check`",
+    "42501": "permission denied; grant anabranch_reader to the worker's role, then run `anabranch check`",
+    "0A000": "the server lacks a feature; run `anabranch check`",
+}
+
+
+def translate(error: BaseException) -> TransientError | None:
+    """Say what an exception from asyncpg (or the socket under it) means.
+
+    Returns:
+        The transient error that it is, or None where nobody foresaw it. The text never quotes the statement's values.
+    """
+    if isinstance(error, TimeoutError):
+        return SearchTimeout("the search took longer than its timeout")
+    if isinstance(error, asyncpg.PostgresError):
+        return _from_server(error)
+    if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)):
+        # Refused, reset, unreachable, or a connection that was closed under us.
+        return StoreUnavailable(f"PostgreSQL is not reachable ({type(error).__name__})")
+    return None
+
+
+def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
+    state = error.sqlstate or ""
+    if state == _QUERY_CANCELED:
+        return SearchTimeout("PostgreSQL cancelled the search (statement timeout)")
+    if state in _MISCONFIGURED:
+        return StoreMisconfigured(f"PostgreSQL says {state}: {_MISCONFIGURED[state]}")
+    if state[:2] in _MISCONFIGURED_CLASSES:
+        return StoreMisconfigured(f"PostgreSQL says {state}: it refuses the login; check DATABASE_CONNECTION_STRING")
+    if isinstance(error, (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)):
+        return StoreUnavailable("the schema changed under a prepared statement")
+    if state[:2] in _UNAVAILABLE_CLASSES:
+        return StoreUnavailable(f"PostgreSQL says {state} ({type(error).__name__})")
+    return None

@@ -1,0 +1,273 @@
+"""Searches in PostgreSQL, each in a transaction of its own that knows who asks.
+
+What may live here: connections, transactions, statements, rows to values. Not: which searches are made, or what is
+selected from them. Every exception leaves through `streams.store.faults`.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pgvector.asyncpg import register_vector
+
+from streams.core.errors import StoreMisconfigured
+from streams.core.messages import Filters
+from streams.core.selection import Candidate
+from streams.retrieval import Found, Search, StoredPassage
+from streams.store.faults import translate
+
+__all__ = ["PostgresStore"]
+
+# pgvector's bounds for hnsw.ef_search.
+_LEAST_EF_SEARCH, _MOST_EF_SEARCH = 100, 1000
+
+
+def _statements() -> dict[str, str]:
+    parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
+    texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
+    return {name: text.replace("{scope}", texts["scope"]) for name, text in texts.items()}
+
+
+_SQL = _statements()
+
+
+class PostgresStore:
+    """The store that workers search.
+
+    Args:
+        dsn: any connection string that asyncpg takes, passed through unparsed.
+        connections: most connections at a time; an event in work uses two.
+        search_timeout_seconds: of one search, waiting for a connection included.
+        principals_setting: the name of the setting that the row-level policies read.
+        exact_scan_rows: scopes up to this size are searched exactly where the index stopped early.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        connections: int,
+        search_timeout_seconds: float,
+        principals_setting: str,
+        exact_scan_rows: int,
+    ) -> None:
+        self._dsn = dsn
+        self._connections = connections
+        self._timeout = search_timeout_seconds
+        self._setting = principals_setting
+        self._exact_scan_rows = exact_scan_rows
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        """Make the pool; no connection is opened, so an absent server is no error yet."""
+        self._pool = await asyncpg.create_pool(
+            self._dsn,
+            min_size=0,
+            max_size=self._connections,
+            init=register_vector,
+            # Principals and knobs are local to each transaction, so there is nothing to reset: a round trip saved.
+            reset=_nothing_to_reset,
+            timeout=self._timeout,
+            command_timeout=self._timeout,
+            server_settings={"application_name": "anabranch"},
+        )
+
+    async def close(self, *, timeout_seconds: float) -> None:
+        """Close every connection, by force where one does not close in time."""
+        if self._pool is None:
+            return
+        pool, self._pool = self._pool, None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
+
+    def connections(self) -> Iterable[tuple[str, int]]:
+        """(state, connections), for the metric."""
+        size = idle = 0
+        if self._pool is not None:
+            size, idle = self._pool.get_size(), self._pool.get_idle_size()
+        return (("idle", idle), ("busy", size - idle))
+
+    async def warm_up(self) -> None:
+        """Open every connection now, so that the first events do not wait for it."""
+        everyone = asyncio.Barrier(self._connections)
+
+        async def one() -> None:
+            async with self._connection() as connection:
+                await connection.execute(_SQL["probe"])
+                await everyone.wait()
+
+        with _translated():
+            async with asyncio.timeout(self._timeout):
+                await asyncio.gather(*(one() for _ in range(self._connections)))
+
+    async def probe(self, *, timeout_seconds: float) -> None:
+        """Ask the server for a sign of life.
+
+        Raises:
+            TransientError: it gives none.
+        """
+        with _translated():
+            async with asyncio.timeout(timeout_seconds), self._connection() as connection:
+                await connection.execute(_SQL["probe"])
+
+    async def inspect(self, inspection: Callable[[asyncpg.Connection], Any]) -> Any:
+        """Run a preflight on one of the pool's own connections: what it sees is what the searches will see."""
+        with _translated():
+            async with asyncio.timeout(self._timeout), self._connection() as connection:
+                return await inspection(connection)
+
+    async def search(self, search: Search) -> Found:
+        """Search one arm.
+
+        Raises:
+            TransientError: as `streams.store.faults` says.
+        """
+        with _translated():
+            async with asyncio.timeout(self._timeout):
+                return await self._search(search)
+
+    async def passages(
+        self, principals: Sequence[str], chunk_ids: Sequence[UUID]
+    ) -> Mapping[UUID, StoredPassage]:
+        """The texts of those of the chunks that the asker may (still) read.
+
+        Raises:
+            TransientError: as `streams.store.faults` says.
+        """
+        with _translated():
+            async with asyncio.timeout(self._timeout), self._as(principals) as connection:
+                rows = await connection.fetch(_SQL["passages"], list(chunk_ids))
+        return {row["id"]: _passage(row) for row in rows}
+
+    async def _search(self, search: Search) -> Found:
+        scope = (search.vector, search.session_id, search.topic_id, *_conditions(search.filters))
+        async with self._as(search.principals, rows=search.limit) as connection:
+            rows = await connection.fetch(_SQL["search"], *scope, search.limit, search.expand_parents)
+            if len(rows) == search.limit:
+                return Found(_candidates(rows), complete=False)
+            # pgvector does not tell when a scan stopped early: count what there is.
+            most = self._exact_scan_rows + 1
+            size = await connection.fetchval(_SQL["scope_size"], most, *scope[1:])
+        if size == len(rows):
+            return Found(_candidates(rows), complete=True)
+        if size == most:
+            return Found(_candidates(rows), complete=False, truncated=True)
+        async with self._as(search.principals) as connection:
+            rows = await connection.fetch(_SQL["search_exactly"], *scope, search.limit, search.expand_parents)
+        return Found(_candidates(rows), complete=len(rows) < search.limit)
+
+    @asynccontextmanager
+    async def _as(self, principals: Sequence[str], *, rows: int = 0) -> AsyncIterator[asyncpg.Connection]:
+        """A transaction in which the row-level policies see these principals."""
+        async with self._connection() as connection:
+            await connection.execute(_SQL["begin"])
+            await connection.fetch(
+                _SQL["settings"],
+                self._setting,
+                json.dumps(list(principals)),
+                # The server's own limit: a client that gives up does not stop the server from searching on.
+                str(math.ceil(self._timeout * 1000)),
+                str(min(max(2 * rows, _LEAST_EF_SEARCH), _MOST_EF_SEARCH)),
+            )
+            yield connection
+            await connection.execute(_SQL["commit"])
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        """A pooled connection that goes back only from a known state.
+
+        Whatever goes wrong, cancellation included, the connection is closed rather than cleaned: no principal can
+        survive on it, and a server that does not answer is not waited for.
+        """
+        if self._pool is None:
+            raise asyncpg.InterfaceError("the pool is not open")
+        connection = await self._pool.acquire()
+        try:
+            yield connection
+        except BaseException:
+            connection.terminate()
+            raise
+        finally:
+            await self._pool.release(connection)
+
+
+async def _nothing_to_reset(connection: asyncpg.Connection) -> None:
+    del connection
+
+
+class _translated:  # noqa: N801  # reads as a verb in `with`
+    """Every exception that asyncpg can raise leaves as one of ours, or as what nobody foresaw."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, ValueError) and "unknown type: public.vector" in str(error):
+            raise StoreMisconfigured("the extension vector is missing; run `anabranch migrate`") from error
+        fault = translate(error)
+        if fault is not None:
+            raise fault from error
+
+
+def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | None, str | None]:
+    if filters is None:
+        return (None, None, None, None)
+    metadata = json.dumps(filters.metadata) if filters.metadata else None
+    return (filters.section, filters.document_type, filters.source_url_prefix, metadata)
+
+
+def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
+    return [Candidate(*row) for row in rows]
+
+
+def _passage(row: asyncpg.Record) -> StoredPassage:
+    coordinates, invalid = _coordinates(row["coordinates"])
+    tokens = row["token_count"]
+    if tokens is not None and tokens < 0:
+        tokens, invalid = None, True
+    return StoredPassage(
+        chunk_id=row["id"],
+        document_id=row["document_id"],
+        text_content=row["text_content"],
+        token_count=tokens,
+        page=row["page"],
+        section=row["section"],
+        chunk_position=row["chunk_position"],
+        coordinates=coordinates,
+        title=row["title"],
+        source_url=row["source_url"],
+        file_description=row["file_description"],
+        metadata={} if row["metadata"] is None else json.loads(row["metadata"]),
+        invalid=invalid or row["metadata_invalid"],
+    )
+
+
+def _coordinates(text: str | None) -> tuple[dict[str, float] | None, bool]:
+    """A map of string to finite number, or nothing and whether something else was there."""
+    value = None if text is None else json.loads(text)
+    if value is None:
+        return None, False
+    if not isinstance(value, dict):
+        return None, True
+    numbers: dict[str, float] = {}
+    for key, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            return None, True
+        try:
+            numbers[key] = float(number)
+        except OverflowError:
+            return None, True
+        if not math.isfinite(numbers[key]):
+            return None, True
+    return numbers, False

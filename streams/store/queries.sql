@@ -1,0 +1,86 @@
+-- Every statement that a worker sends. `-- name:` opens one; {scope} stands for the fragment of that name.
+-- Optional parameters are written as `$n IS NULL OR …`: under force_custom_plan the planner sees the values and drops
+-- what is not asked for, so each combination of scope and filter has a plan of its own.
+
+-- name: begin
+BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY
+
+-- name: settings
+-- The asker and the knobs, until the end of the transaction: a pooler in transaction mode loses nothing, and the next
+-- event on this connection finds nothing.
+SELECT set_config($1, $2, true),
+       set_config('statement_timeout', $3, true),
+       set_config('hnsw.ef_search', $4, true),
+       set_config('hnsw.iterative_scan', 'strict_order', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true),
+       set_config('jit', 'off', true)
+
+-- name: commit
+COMMIT
+
+-- name: scope
+-- $2 session · $3 topic (the local arm) · $4 section · $5 document type · $6 source URL prefix · $7 metadata
+-- The topic's chunks come from a table keyed by topic: `related_topic_ids @>` is not leakproof, so under row-level
+-- security its GIN index would go unused.
+FROM document_chunks c
+LEFT JOIN documents d ON d.id = c.document_id
+WHERE c.embedding IS NOT NULL
+  AND ($2::uuid IS NULL OR c.session_id = $2)
+  AND ($3::uuid IS NULL OR c.id = ANY (ARRAY(
+        SELECT t.chunk_id FROM chunk_topics t WHERE t.topic_id = $3 AND t.session_id = $2)))
+  AND ($4::text IS NULL OR c.section = $4)
+  AND ($5::text IS NULL OR d.document_type = $5)
+  AND ($6::text IS NULL OR d.source_url ^@ $6)
+  AND ($7::jsonb IS NULL OR NOT EXISTS (
+        SELECT FROM jsonb_each_text($7) f
+        CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> f.key, d.metadata -> f.key)) held (value)
+        WHERE f.value IS DISTINCT FROM
+              CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END))
+
+-- name: search
+-- $1 query vector · $8 rows · $9 whether problems become their parents
+WITH nearest AS MATERIALIZED (
+  SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
+  {scope}
+  ORDER BY c.embedding <=> $1, c.id
+  LIMIT $8
+)
+SELECT n.id, n.distance, p.id AS parent_id,
+       ($9 AND n.chunk_type = 'problem' AND n.parent_chunk_id IS NOT NULL AND p.id IS NULL) IS TRUE AS parent_missing
+FROM nearest n
+LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.parent_chunk_id
+
+-- name: scope_size
+-- How many rows there are to find, up to $1.
+SELECT count(*) FROM (SELECT 1 {scope} LIMIT $1) found
+
+-- name: search_exactly
+-- As `search`; the distance is computed before it is sorted by, so no approximate index can serve the order.
+WITH scanned AS MATERIALIZED (
+  SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
+  {scope}
+), nearest AS MATERIALIZED (
+  SELECT id, distance, chunk_type, parent_chunk_id FROM scanned ORDER BY distance, id LIMIT $8
+)
+SELECT n.id, n.distance, p.id AS parent_id,
+       ($9 AND n.chunk_type = 'problem' AND n.parent_chunk_id IS NOT NULL AND p.id IS NULL) IS TRUE AS parent_missing
+FROM nearest n
+LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.parent_chunk_id
+
+-- name: passages
+-- The texts, for what was selected only. Metadata: the document's overlaid by the chunk's, every value a string.
+SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.chunk_position,
+       c.coordinates::text AS coordinates,
+       d.title, d.source_url, d.file_description,
+       (SELECT jsonb_object_agg(m.key, CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}'
+                                                                  ELSE m.value::text END)::text
+        FROM jsonb_each(CASE WHEN jsonb_typeof(d.metadata) = 'object' THEN d.metadata ELSE '{}' END
+                     || CASE WHEN jsonb_typeof(c.metadata) = 'object' THEN c.metadata ELSE '{}' END) m) AS metadata,
+       COALESCE(jsonb_typeof(d.metadata), 'null') NOT IN ('object', 'null')
+       OR COALESCE(jsonb_typeof(c.metadata), 'null') NOT IN ('object', 'null') AS metadata_invalid
+FROM document_chunks c
+JOIN documents d ON d.id = c.document_id
+WHERE c.id = ANY ($1::uuid[])
+
+-- name: probe
+SELECT 1
