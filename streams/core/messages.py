@@ -1,0 +1,377 @@
+"""The messages of the two contracts as immutable values.
+
+A model accepts exactly the instances that its JSON Schema accepts (a test compares the two on thousands of valid and
+mutated instances), in the types of either wire format: a UUID or its text, an aware ``datetime`` or RFC 3339 text.
+Nothing is coerced. What it holds is canonical: lower-case UUIDs, UTC to the microsecond, integers clamped to int32.
+
+An instance that breaks the shape is a :class:`ContractViolation`; only one whose shape holds is looked at for its
+meaning, so that each kind of fault has one code. No message quotes the event.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Annotated, Final, Literal, Self
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from streams.core.errors import (
+    ContractViolation,
+    DimensionMismatch,
+    NonFiniteEmbedding,
+    TopicWithoutSession,
+    UnsupportedVersion,
+    ZeroEmbedding,
+)
+
+__all__ = [
+    "DIMENSIONS",
+    "FLOAT32_MAX",
+    "INT32_MAX",
+    "INT32_MIN",
+    "RESULT_NAMESPACE",
+    "SCHEMA_VERSION",
+    "Filters",
+    "Passage",
+    "QueryEmbedding",
+    "RetrievalResult",
+    "Scope",
+    "result_id",
+]
+
+SCHEMA_VERSION: Final = "1.0.0"
+DIMENSIONS: Final = 768
+RESULT_NAMESPACE: Final = NAMESPACE_URL
+FLOAT32_MAX: Final = 3.4028234663852886e38
+INT32_MIN: Final = -(2**31)
+INT32_MAX: Final = 2**31 - 1
+
+Scope = Literal["local", "global"]
+
+# The contracts' own patterns, letter for letter (a test compares them); used with fullmatch, because Python's $ also
+# matches before a final newline.
+_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
+_VERSION = re.compile(r"^1\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)$")
+_HASH = re.compile(r"^[0-9a-fA-F]{64}$")
+_WARNING = re.compile(r"^[a-z][a-z0-9_]*$")
+_INSTANT = re.compile(
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
+    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])$"
+)
+# Year 0000, and the two days that an offset could move out of datetime's range.
+_NO_INSTANT = re.compile(r"^0000|^0001-01-01.*\+.*[1-9]|^9999-12-31.*-.*[1-9]|\n")
+_OTHER_MAJOR = re.compile(
+    r"(?!1\.)(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
+)
+
+
+def result_id(event_id: UUID) -> UUID:
+    """The id of the result of an event: the same for every repeat, and computable by anyone."""
+    return uuid5(RESULT_NAMESPACE, f"urn:anabranch:result:{event_id}")
+
+
+def _broken(code: str, rule: str) -> PydanticCustomError:
+    # A literal without placeholders: the offending value cannot get into the message.
+    return PydanticCustomError(code, rule)  # type: ignore[arg-type]  # wants LiteralString; all callers pass literals
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise _broken("nul", "holds U+0000")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _broken("surrogate", "holds an unpaired surrogate") from None
+    return value
+
+
+def _version(value: object) -> object:
+    if isinstance(value, str):
+        # Raised through pydantic, which stops at once: schema_version is the first field, so this wins over all else.
+        if _OTHER_MAJOR.fullmatch(value):
+            raise UnsupportedVersion("schema_version has another major than 1")
+        if not _VERSION.fullmatch(value):
+            raise _broken("version", "is no version 1.x.y")
+    return value
+
+
+def _uuid(value: object) -> object:
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return UUID(value)
+    if isinstance(value, UUID):
+        return value
+    raise _broken("uuid", "is no UUID")
+
+
+def _instant(value: object) -> object:
+    if isinstance(value, datetime):
+        offset = value.utcoffset()
+        if offset is not None:
+            try:
+                return value.astimezone(UTC)
+            except OverflowError:
+                raise _broken("instant", "is outside of the years 0001 to 9999 in UTC") from None
+    elif isinstance(value, str) and _INSTANT.fullmatch(value) and not _NO_INSTANT.search(value):
+        zone, end = UTC, -1
+        if value[-1] not in "Zz":
+            end = -6
+            sign = -1 if value[-6] == "-" else 1
+            zone = timezone(sign * timedelta(hours=int(value[-5:-3]), minutes=int(value[-2:])))
+        fraction = value[20:end][:6].ljust(6, "0")
+        try:
+            local = datetime(
+                int(value[:4]), int(value[5:7]), int(value[8:10]),
+                int(value[11:13]), int(value[14:16]), int(value[17:19]), int(fraction), zone,
+            )  # fmt: skip
+            return local.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise _broken("instant", "is no date of the calendar") from None
+    raise _broken("instant", "is no RFC 3339 date-time with an offset")
+
+
+def _integer(value: object) -> object:
+    # 10.0 is an integer in draft-07; True is none.
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value
+
+
+def _clamped(value: object) -> object:
+    value = _integer(value)
+    if type(value) is int:
+        return max(INT32_MIN, min(INT32_MAX, value))
+    return value
+
+
+def _number(value: object) -> object:
+    # Also keeps an integer of any size from overflowing float(): bounds are checked on what comes out.
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return value
+
+
+def _array(value: object) -> object:
+    return tuple(value) if type(value) is list else value
+
+
+def _components(value: object) -> tuple[float, ...]:
+    """Checks types alone: how many and how large is meaning, which is looked at when the whole shape holds."""
+    if type(value) is not tuple and type(value) is not list:
+        raise _broken("array", "is no array")
+    kinds = set(map(type, value))
+    if not kinds <= {float, int}:
+        raise _broken("number", "holds a component that is no number")
+    if int in kinds:
+        return tuple(map(_component, value))
+    return tuple(value)
+
+
+def _component(value: float) -> float:
+    # Compared before it is converted: an integer just beyond float32 would round into its range.
+    if -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        return float(value)
+    return math.inf if value > 0 else -math.inf
+
+
+def _hash(value: str) -> str:
+    if not _HASH.fullmatch(value):
+        raise _broken("hash", "is no SHA-256 in hexadecimal")
+    return value
+
+
+def _warning(value: str) -> str:
+    if not _WARNING.fullmatch(value):
+        raise _broken("code", "is no code of lower-case letters, digits and underscores")
+    return value
+
+
+_Text = Annotated[str, AfterValidator(_text)]
+_Map = dict[_Text, _Text]
+_Uuid = Annotated[UUID, BeforeValidator(_uuid)]
+_Instant = Annotated[datetime, BeforeValidator(_instant)]
+_Version = Annotated[str, BeforeValidator(_version)]
+_Hash = Annotated[str, AfterValidator(_hash)]
+_Int32 = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX), BeforeValidator(_integer)]
+_Count = Annotated[int, Field(ge=0, le=INT32_MAX), BeforeValidator(_integer)]
+_Positive = Annotated[int, Field(ge=1, le=INT32_MAX), BeforeValidator(_integer)]
+_Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+_Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_number)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    @classmethod
+    def parse(cls, instance: object) -> Self:
+        """Validate a decoded message.
+
+        Args:
+            instance: what the wire format held: a ``dict`` of JSON types, or of Python's for UUIDs and instants.
+
+        Raises:
+            TerminalError: of the class that names the fault; the message has the field and the rule, never the value.
+        """
+        try:
+            return cls.model_validate(instance)
+        except ValidationError as error:
+            raise ContractViolation(_describe(error)) from None
+
+
+class Filters(_Message):
+    """Conditions on chunks and documents; ``None`` means no condition, all others must hold together."""
+
+    section: _Text | None = None
+    source_url_prefix: _Text | None = None
+    document_type: _Text | None = None
+    metadata: _Map | None = None
+
+
+class QueryEmbedding(_Message):
+    """One query event.
+
+    ``embedding`` has shape (768,), finite, within float32's range, not all zero, of any length: float64 as read from
+    JSON, float32 values as read from Avro. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
+    """
+
+    schema_version: _Version  # first: another major is found before anything else is judged by our rules
+    event_id: _Uuid
+    occurred_at: _Instant
+    principals: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)], ...],
+        Field(min_length=1, max_length=64),
+        BeforeValidator(_array),
+    ]
+    embedding: Annotated[tuple[float, ...], PlainValidator(_components)]
+    session_id: _Uuid | None = None
+    topic_id: _Uuid | None = None
+    profile: _Text | None = None
+    k: Annotated[int, BeforeValidator(_clamped)] | None = None
+    similarity_threshold: _Threshold | None = None
+    token_budget: Annotated[int, Field(ge=1), BeforeValidator(_clamped)] | None = None
+    filters: Filters | None = None
+    embedding_model: _Text | None = None
+    query_hash: _Hash | None = None
+    expires_at: _Instant | None = None
+
+    @model_validator(mode="after")
+    def _meaning(self) -> Self:
+        # These are no ValueErrors, so pydantic lets them through as they are.
+        embedding = self.embedding
+        if len(embedding) != DIMENSIONS:
+            raise DimensionMismatch(
+                f"embedding has {len(embedding)} components, the contract says {DIMENSIONS}"
+            )
+        if not all(map(math.isfinite, embedding)):
+            raise NonFiniteEmbedding("embedding holds a component that is NaN, infinite or beyond float32")
+        low, high = min(embedding), max(embedding)
+        if low < -FLOAT32_MAX or high > FLOAT32_MAX:
+            raise NonFiniteEmbedding("embedding holds a component that is NaN, infinite or beyond float32")
+        if low == 0 == high:
+            raise ZeroEmbedding("embedding has no component that is not zero")
+        if self.topic_id is not None and self.session_id is None:
+            raise TopicWithoutSession("topic_id is given without session_id")
+        return self
+
+
+class Passage(_Message):
+    """One passage of a result; ``score`` is a cosine similarity in [-1, 1], ``token_count`` includes the header."""
+
+    rank: _Positive
+    chunk_id: _Uuid
+    document_id: _Uuid
+    matched_chunk_id: _Uuid
+    scope: Scope
+    score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), BeforeValidator(_number)]
+    text_content: _Text
+    header: _Text | None = None
+    token_count: _Count
+    page: _Int32 | None = None
+    section: _Text | None = None
+    coordinates: dict[_Text, _Number] | None = None
+    title: _Text | None = None
+    source_url: _Text | None = None
+    chunk_position: _Int32 | None = None
+    metadata: _Map
+
+
+class RetrievalResult(_Message):
+    """The answer to one event. Whether ranks have gaps and ``k_returned`` counts is the assembler's to keep."""
+
+    schema_version: _Version
+    result_id: _Uuid
+    event_id: _Uuid
+    query_hash: _Hash | None = None
+    embedding_model: _Text | None = None
+    profile: _Text
+    session_id: _Uuid | None = None
+    topic_id: _Uuid | None = None
+    query_embedding_dimensions: Annotated[Literal[768], BeforeValidator(_integer)]
+    k_requested: _Int32 | None = None
+    k_effective: _Count
+    k_returned: _Count
+    score_type: Literal["cosine_similarity"]
+    similarity_threshold: _Threshold | None = None
+    token_budget: _Positive | None = None
+    tokens_used: _Count
+    query_time_ms: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number)]
+    warnings: Annotated[tuple[Annotated[str, AfterValidator(_warning)], ...], BeforeValidator(_array)]
+    results: Annotated[tuple[Passage, ...], BeforeValidator(_array)]
+
+
+_RULES: Final[Mapping[str, str]] = {
+    "missing": "is required",
+    "model_type": "is no object",
+    "dict_type": "is no object",
+    "tuple_type": "is no array",
+    "string_type": "is no string",
+    "string_sub_type": "is no string",
+    "string_unicode": "holds an unpaired surrogate",
+    "int_type": "is no integer",
+    "float_type": "is no number",
+    "finite_number": "is not finite",
+    "string_too_short": "is too short",
+    "string_too_long": "is too long",
+    "too_short": "has too few items",
+    "too_long": "has too many items",
+    "greater_than_equal": "is too small",
+    "less_than_equal": "is too large",
+    "literal_error": "is none of the allowed values",
+}
+_MAPS: Final = frozenset({"metadata", "coordinates"})
+_OURS: Final = frozenset(
+    {"nul", "surrogate", "version", "uuid", "instant", "array", "number", "hash", "code"}
+)
+
+
+def _describe(error: ValidationError) -> str:
+    """Name the first field that broke a rule, and the rule. Keys of maps are content, so they are not named."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = ""
+    for step in first["loc"]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+            continue
+        path += f".{step}" if path else step
+        if step in _MAPS:
+            path += ".*"
+            break
+    kind = first["type"]
+    rule = first["msg"] if kind in _OURS else _RULES.get(kind, f"breaks the rule {kind}")
+    others = error.error_count() - 1
+    return f"{path or 'message'} {rule}" + (f" (and {others} more)" if others else "")

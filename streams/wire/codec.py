@@ -1,0 +1,191 @@
+"""Between bytes and messages.
+
+Read: Confluent's wire format (``00`` and a 4-byte id), Avro single-object encoding (``C3 01`` and a fingerprint), or a
+JSON object, told apart by the first bytes; none of the three can be taken for another. Written: single-object encoding
+with the contract's own schema.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+from fastavro import schemaless_reader, schemaless_writer
+
+from streams import resources
+from streams.core.errors import Undecodable, UnknownSchema
+from streams.core.messages import DIMENSIONS, QueryEmbedding, RetrievalResult
+from streams.wire import jsontext
+from streams.wire.writers import (
+    BadWriterSchema,
+    FileWriters,
+    Resolver,
+    Writer,
+    full_name,
+    read_schemas,
+    writers,
+)
+
+__all__ = ["BadWriterSchema", "Codec", "float32", "query_to_json", "result_to_json"]
+
+_SINGLE_OBJECT: Final = b"\xc3\x01"
+_SINGLE_OBJECT_HEAD: Final = 10
+_CONFLUENT: Final = b"\x00"
+_CONFLUENT_HEAD: Final = 5
+_QUERY: Final = "query_embedding.v1.avsc"
+_RESULT: Final = "retrieval_result.v1.avsc"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INSTANTS: Final = ("occurred_at", "expires_at")
+_FLOATS: Final = struct.Struct(f"<{DIMENSIONS}f")
+_SMALLEST_NORMAL: Final = 2.0**-126
+
+
+class Codec:
+    """Decodes and encodes both contracts. Immutable, without I/O after construction; safe to share.
+
+    Args:
+        schema_path: a directory of further ``.avsc`` files, the schemas of newer minors that producers may already
+            write with (``ANABRANCH_SCHEMA_PATH``); not searched recursively.
+        queries: further writer schemas of query events, asked after the files: where a schema registry goes.
+        results: the same for results, which consumers decode.
+
+    Raises:
+        BadWriterSchema: a file in ``schema_path`` is no Avro schema, belongs to neither contract, or writes what
+            the contract's schema cannot read.
+    """
+
+    def __init__(
+        self,
+        schema_path: Path | None = None,
+        *,
+        queries: Resolver | None = None,
+        results: Resolver | None = None,
+    ) -> None:
+        avro = resources.schemas() / "avro"
+        current = dict(read_schemas(avro))
+        readers = {full_name(schema): schema for schema in (current[_QUERY], current[_RESULT])}
+        schemas = [*current.items(), *read_schemas(avro / "released")]
+        if schema_path is not None:
+            schemas += read_schemas(schema_path)
+        known = writers(schemas, readers)
+        self._query = _Contract(known[full_name(current[_QUERY])], queries)
+        self._result = _Contract(known[full_name(current[_RESULT])], results)
+
+    def decode_query(self, value: bytes) -> QueryEmbedding:
+        """Decode and validate a query event.
+
+        Raises:
+            TerminalError: of the class that names the fault, and nothing else, whatever the bytes. Profile, model and
+                expiry are not judged here.
+        """
+        return QueryEmbedding.parse(self._query.decode(value))
+
+    def decode_result(self, value: bytes) -> RetrievalResult:
+        """Decode and validate a result; raises as :meth:`decode_query` does."""
+        return RetrievalResult.parse(self._result.decode(value))
+
+    def encode_query(self, query: QueryEmbedding) -> bytes:
+        """Encode a query event; the embedding becomes float32 (:func:`float32`)."""
+        record = query.model_dump(mode="json", exclude={"embedding", *_INSTANTS})
+        record["embedding"] = float32(query.embedding)
+        for name in _INSTANTS:
+            instant = getattr(query, name)
+            record[name] = None if instant is None else (instant - _EPOCH) // _MICROSECOND
+        return self._query.encode(record)
+
+    def encode_result(self, result: RetrievalResult) -> bytes:
+        """Encode a result. The same result gives the same bytes."""
+        return self._result.encode(result.model_dump(mode="json"))
+
+
+class _Contract:
+    """One contract's schemas: the first is the reader's and the one that is written with."""
+
+    def __init__(self, known: list[Writer], registry: Resolver | None) -> None:
+        self._own = known[0]
+        self._resolvers: list[Resolver] = [FileWriters(known)]
+        if registry is not None:
+            self._resolvers.append(registry)
+
+    def decode(self, value: bytes) -> dict[str, Any]:
+        if value.startswith(_SINGLE_OBJECT):
+            if len(value) < _SINGLE_OBJECT_HEAD:
+                raise Undecodable("Avro single-object encoding breaks off before its fingerprint ends")
+            fingerprint = value[2:_SINGLE_OBJECT_HEAD]
+            for resolver in self._resolvers:
+                if writer := resolver.by_fingerprint(fingerprint):
+                    return self._datum(value, _SINGLE_OBJECT_HEAD, writer)
+            raise UnknownSchema(f"no schema with the fingerprint {fingerprint.hex()}")
+        if value.startswith(_CONFLUENT):
+            if len(value) < _CONFLUENT_HEAD:
+                raise Undecodable("Confluent wire format breaks off before its schema id ends")
+            schema_id = int.from_bytes(value[1:_CONFLUENT_HEAD], "big")
+            for resolver in self._resolvers:
+                if writer := resolver.by_id(schema_id):
+                    return self._datum(value, _CONFLUENT_HEAD, writer)
+            raise UnknownSchema(f"no schema with the id {schema_id}")
+        return jsontext.loads(value)
+
+    def _datum(self, value: bytes, start: int, writer: Writer) -> dict[str, Any]:
+        writer.check(value, start)
+        stream = BytesIO(value)
+        stream.seek(start)
+        reader = None if writer.fingerprint == self._own.fingerprint else self._own.schema
+        record: dict[str, Any] = schemaless_reader(stream, writer.schema, reader)
+        for name in _INSTANTS:
+            micros = record.get(name)
+            if micros is not None:
+                try:
+                    record[name] = _EPOCH + timedelta(microseconds=micros)
+                except OverflowError:
+                    pass  # stays a number, which the model refuses as an instant
+        return record
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:
+        stream = BytesIO()
+        stream.write(_SINGLE_OBJECT + self._own.fingerprint)
+        schemaless_writer(stream, self._own.schema, record)
+        return stream.getvalue()
+
+
+def float32(embedding: tuple[float, ...]) -> list[float]:
+    """An embedding of shape (768,) as float32 values, the canonical form.
+
+    One that is shorter than float32's normal range, where rounding would turn it or make it zero, is first multiplied
+    by the power of two that brings its largest component into [0.5, 1): the direction, all that a cosine sees, stays.
+    """
+    largest = max(max(embedding), -min(embedding))
+    if largest < _SMALLEST_NORMAL:
+        _, exponent = math.frexp(largest)
+        embedding = tuple(math.ldexp(component, -exponent) for component in embedding)
+    return list(_FLOATS.unpack(_FLOATS.pack(*embedding)))
+
+
+def query_to_json(query: QueryEmbedding) -> dict[str, Any]:
+    """A query event in canonical form, as a JSON dictionary that its contract accepts.
+
+    Every field of the contract is there, null where it has no value; the embedding is float32, UUIDs are lower case,
+    instants are UTC with six digits of microseconds and ``Z``.
+    """
+    record = query.model_dump(mode="json", exclude={"embedding", *_INSTANTS})
+    return {
+        name: float32(query.embedding)
+        if name == "embedding"
+        else _instant(getattr(query, name))
+        if name in _INSTANTS
+        else record[name]
+        for name in QueryEmbedding.model_fields
+    }
+
+
+def result_to_json(result: RetrievalResult) -> dict[str, Any]:
+    """A result in canonical form, as a JSON dictionary that its contract accepts; see :func:`query_to_json`."""
+    return result.model_dump(mode="json")
+
+
+def _instant(instant: datetime | None) -> str | None:
+    return None if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
