@@ -255,7 +255,10 @@ def _passage(row: asyncpg.Record) -> StoredPassage:
 
 def _coordinates(text: str | None) -> tuple[dict[str, float] | None, bool]:
     """A map of string to finite number, or nothing and whether something else was there."""
-    value = None if text is None else json.loads(text)
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError:  # an integer of more digits than Python converts
+        return None, True
     if value is None:
         return None, False
     if not isinstance(value, dict):

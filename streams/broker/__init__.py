@@ -1,0 +1,1 @@
+"""The Kafka side: how to reach it, how to publish, which topics there must be."""

