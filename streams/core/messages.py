@@ -1,18 +1,19 @@
 """The messages of the two contracts as immutable values.
 
-A model accepts exactly the instances that its JSON Schema accepts (a test compares the two on thousands of valid and
-mutated instances), in the types of either wire format: a UUID or its text, an aware ``datetime`` or RFC 3339 text.
-Nothing is coerced. What it holds is canonical: lower-case UUIDs, UTC to the microsecond, integers clamped to int32.
+A model accepts exactly the instances that its JSON Schema accepts (a test compares the two on thousands of
+valid and mutated instances), in the types of either wire format: a UUID or its text, an aware ``datetime`` or
+RFC 3339 text. Nothing is coerced. What it holds is canonical: lower-case UUIDs, UTC to the microsecond,
+integers clamped to int32.
 
-An instance that breaks the shape is a :class:`ContractViolation`; only one whose shape holds is looked at for its
-meaning, so that each kind of fault has one code. No message quotes the event.
+An instance that breaks the shape is a :class:`ContractViolation`; only one whose shape holds is looked at for
+its meaning, so that each kind of fault has one code. No message quotes the event.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, LiteralString, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pydantic import (
@@ -60,8 +61,8 @@ INT32_MAX: Final = 2**31 - 1
 
 Scope = Literal["local", "global"]
 
-# The contracts' own patterns, letter for letter (a test compares them); used with fullmatch, because Python's $ also
-# matches before a final newline.
+# The contracts' own patterns, letter for letter (a test compares them); used with fullmatch, because Python's
+# $ also matches before a final newline.
 _UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
 _VERSION = re.compile(r"^1\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)$")
 _HASH = re.compile(r"^[0-9a-fA-F]{64}$")
@@ -82,9 +83,9 @@ def result_id(event_id: UUID) -> UUID:
     return uuid5(RESULT_NAMESPACE, f"urn:anabranch:result:{event_id}")
 
 
-def _broken(code: str, rule: str) -> PydanticCustomError:
+def _broken(code: LiteralString, rule: LiteralString) -> PydanticCustomError:
     # A literal without placeholders: the offending value cannot get into the message.
-    return PydanticCustomError(code, rule)  # type: ignore[arg-type]  # wants LiteralString; all callers pass literals
+    return PydanticCustomError(code, rule)
 
 
 def _text(value: str) -> str:
@@ -100,7 +101,8 @@ def _text(value: str) -> str:
 
 def _version(value: object) -> object:
     if isinstance(value, str):
-        # Raised through pydantic, which stops at once: schema_version is the first field, so this wins over all else.
+        # Raised through pydantic, which stops at once: schema_version is the first field, so this wins over
+        # all else.
         if _OTHER_MAJOR.fullmatch(value):
             raise UnsupportedVersion("schema_version has another major than 1")
         if not _VERSION.fullmatch(value):
@@ -171,7 +173,7 @@ def _array(value: object) -> object:
 
 
 def _components(value: object) -> tuple[float, ...]:
-    """Checks types alone: how many and how large is meaning, which is looked at when the whole shape holds."""
+    """Checks types alone: number and size are meaning, which is looked at when the whole shape holds."""
     if type(value) is not tuple and type(value) is not list:
         raise _broken("array", "is no array")
     kinds = set(map(type, value))
@@ -222,10 +224,10 @@ class _Message(BaseModel):
         """Validate a decoded message.
 
         Args:
-            instance: what the wire format held: a ``dict`` of JSON types, or of Python's for UUIDs and instants.
+            instance: what the wire format held: a ``dict`` of JSON types; UUIDs and instants also Python's.
 
         Raises:
-            TerminalError: of the class that names the fault; the message has the field and the rule, never the value.
+            TerminalError: of the class that names the fault; the message has field and rule, never the value.
         """
         try:
             return cls.model_validate(instance)
@@ -245,8 +247,9 @@ class Filters(_Message):
 class QueryEmbedding(_Message):
     """One query event.
 
-    ``embedding`` has shape (768,), finite, within float32's range, not all zero, of any length: float64 as read from
-    JSON, float32 values as read from Avro. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
+    ``embedding`` has shape (768,), finite, within float32's range, not all zero, of any length: float64 as
+    read from JSON, float32 values as read from Avro. ``k`` and ``token_budget`` are clamped to int32.
+    Instants are in UTC.
     """
 
     schema_version: _Version  # first: another major is found before anything else is judged by our rules
@@ -290,7 +293,7 @@ class QueryEmbedding(_Message):
 
 
 class Passage(_Message):
-    """One passage of a result; ``score`` is a cosine similarity in [-1, 1], ``token_count`` includes the header."""
+    """One passage; ``score`` is a cosine similarity in [-1, 1], ``token_count`` includes the header."""
 
     rank: _Positive
     chunk_id: _Uuid
@@ -311,7 +314,7 @@ class Passage(_Message):
 
 
 class RetrievalResult(_Message):
-    """The answer to one event. Whether ranks have gaps and ``k_returned`` counts is the assembler's to keep."""
+    """The answer to one event. That ranks have no gaps and ``k_returned`` counts is the assembler's part."""
 
     schema_version: _Version
     result_id: _Uuid
@@ -360,7 +363,7 @@ _OURS: Final = frozenset(
 
 
 def _describe(error: ValidationError) -> str:
-    """Name the first field that broke a rule, and the rule. Keys of maps are content, so they are not named."""
+    """Name the first field that broke a rule, and the rule. Keys of maps are content and are not named."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ""
     for step in first["loc"]:

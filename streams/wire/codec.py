@@ -1,17 +1,18 @@
 """Between bytes and messages.
 
-Read: Confluent's wire format (``00`` and a 4-byte id), Avro single-object encoding (``C3 01`` and a fingerprint), or a
-JSON object, told apart by the first bytes; none of the three can be taken for another. Written: single-object encoding
-with the contract's own schema.
+Read: Confluent's wire format (``00`` and a 4-byte id), Avro single-object encoding (``C3 01`` and a
+fingerprint), or a JSON object, told apart by the first bytes; none of the three can be taken for another.
+Written: single-object encoding with the contract's own schema.
 """
 
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastavro import schemaless_reader, schemaless_writer
 
@@ -48,14 +49,14 @@ class Codec:
     """Decodes and encodes both contracts. Immutable, without I/O after construction; safe to share.
 
     Args:
-        schema_path: a directory of further ``.avsc`` files, the schemas of newer minors that producers may already
-            write with (``ANABRANCH_SCHEMA_PATH``); not searched recursively.
+        schema_path: a directory of further ``.avsc`` files, the schemas of newer minors that producers may
+            already write with (``ANABRANCH_SCHEMA_PATH``); not searched recursively.
         queries: further writer schemas of query events, asked after the files: where a schema registry goes.
         results: the same for results, which consumers decode.
 
     Raises:
-        BadWriterSchema: a file in ``schema_path`` is no Avro schema, belongs to neither contract, or writes what
-            the contract's schema cannot read.
+        BadWriterSchema: a file in ``schema_path`` is no Avro schema, belongs to neither contract, or writes
+            what the contract's schema cannot read.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Codec:
         """Decode and validate a query event.
 
         Raises:
-            TerminalError: of the class that names the fault, and nothing else, whatever the bytes. Profile, model and
-                expiry are not judged here.
+            TerminalError: of the class that names the fault, and nothing else, whatever the bytes. Profile,
+                model and expiry are not judged here.
         """
         return QueryEmbedding.parse(self._query.decode(value))
 
@@ -135,14 +136,13 @@ class _Contract:
         stream = BytesIO(value)
         stream.seek(start)
         reader = None if writer.fingerprint == self._own.fingerprint else self._own.schema
-        record: dict[str, Any] = schemaless_reader(stream, writer.schema, reader)
+        record = cast("dict[str, Any]", schemaless_reader(stream, writer.schema, reader))
         for name in _INSTANTS:
             micros = record.get(name)
             if micros is not None:
-                try:
+                # Out of range, it stays a number, which the model refuses as an instant.
+                with suppress(OverflowError):
                     record[name] = _EPOCH + timedelta(microseconds=micros)
-                except OverflowError:
-                    pass  # stays a number, which the model refuses as an instant
         return record
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
@@ -155,10 +155,11 @@ class _Contract:
 def float32(embedding: tuple[float, ...]) -> list[float]:
     """An embedding of shape (768,) as float32 values, the canonical form.
 
-    One that is shorter than float32's normal range, where rounding would turn it or make it zero, is first multiplied
-    by the power of two that brings its largest component into [0.5, 1): the direction, all that a cosine sees, stays.
+    One that is shorter than float32's normal range, where rounding would turn it or make it zero, is first
+    multiplied by the power of two that brings its largest component into [0.5, 1): the direction, all that a
+    cosine sees, stays.
     """
-    largest = max(max(embedding), -min(embedding))
+    largest = max(map(abs, embedding))
     if largest < _SMALLEST_NORMAL:
         _, exponent = math.frexp(largest)
         embedding = tuple(math.ldexp(component, -exponent) for component in embedding)
@@ -168,8 +169,8 @@ def float32(embedding: tuple[float, ...]) -> list[float]:
 def query_to_json(query: QueryEmbedding) -> dict[str, Any]:
     """A query event in canonical form, as a JSON dictionary that its contract accepts.
 
-    Every field of the contract is there, null where it has no value; the embedding is float32, UUIDs are lower case,
-    instants are UTC with six digits of microseconds and ``Z``.
+    Every field of the contract is there, null where it has no value; the embedding is float32, UUIDs are
+    lower case, instants are UTC with six digits of microseconds and ``Z``.
     """
     record = query.model_dump(mode="json", exclude={"embedding", *_INSTANTS})
     return {
@@ -183,9 +184,9 @@ def query_to_json(query: QueryEmbedding) -> dict[str, Any]:
 
 
 def result_to_json(result: RetrievalResult) -> dict[str, Any]:
-    """A result in canonical form, as a JSON dictionary that its contract accepts; see :func:`query_to_json`."""
+    """A result in canonical form, as a JSON dictionary that its contract accepts: every field, nulls too."""
     return result.model_dump(mode="json")
 
 
 def _instant(instant: datetime | None) -> str | None:
-    return None if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+    return None if instant is None else instant.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""Whether two versions of an Avro schema can read each other's data (FULL compatibility), by Avro's resolution rules.
+"""Whether two versions of an Avro schema can read each other's data: FULL compatibility.
 
-Stricter than Avro in three places, because what resolves there still changes the meaning: full names must be equal,
-logical types must be equal, and strings and bytes do not stand for each other.
+Avro's resolution rules, and stricter in three places, because what resolves there still changes the meaning:
+full names must be equal, logical types must be equal, and strings and bytes do not stand for each other.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,9 @@ from typing import Any, Final
 __all__ = ["incompatibilities", "unreadable"]
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+_ITEMS: Final[Mapping[str, str]] = {"array": "items", "map": "values"}
+_REFERENCE: Final = "reference"
 _PROMOTIONS: Final[Mapping[str, frozenset[str]]] = {
     "int": frozenset({"long", "float", "double"}),
     "long": frozenset({"float", "double"}),
@@ -37,123 +40,100 @@ def unreadable(writer: Any, reader: Any) -> list[str]:
     return list(_Resolution(writer, reader).problems())
 
 
-class _Names:
-    """Named types of one schema by full name, with each definition's namespace resolved."""
+class _Schema:
+    """A schema with full names, and every primitive or reference as ``{"type": ...}``."""
 
     def __init__(self, schema: Any) -> None:
-        self._types: dict[str, Mapping[str, Any]] = {}
-        self._root = self._expand(schema, "")
+        self._types: dict[str, dict[str, Any]] = {}
+        self.root = self._expand(schema, "")
 
-    @property
-    def root(self) -> Any:
-        return self._root
-
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return self._types[name]
+    def followed(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """The definition that a reference names; any other schema as it is."""
+        return self._types[schema["name"]] if schema["type"] == _REFERENCE else schema
 
     def _expand(self, schema: Any, namespace: str) -> Any:
-        """The same schema with full names, and every primitive or reference as ``{"type": name}``."""
-        if isinstance(schema, str):
-            if schema in _PRIMITIVES:
-                return {"type": schema}
-            return {"type": "reference", "name": _full(schema, namespace)}
         if isinstance(schema, list):
             return [self._expand(branch, namespace) for branch in schema]
+        if isinstance(schema, str):
+            schema = {"type": schema}
         kind = schema["type"]
-        if isinstance(kind, (dict, list)):
+        expanded = dict(schema)
+        if not isinstance(kind, str):
             return self._expand(kind, namespace)
-        if kind in ("record", "error", "enum", "fixed"):
-            name = _full(schema["name"], schema.get("namespace", namespace))
-            inner = name.rpartition(".")[0]
-            expanded: dict[str, Any] = dict(schema) | {"name": name}
+        if kind in _NAMED:
+            expanded["name"] = name = _full(schema["name"], schema.get("namespace", namespace))
             self._types[name] = expanded
+            inner = name.rpartition(".")[0]
             if "fields" in schema:
                 expanded["fields"] = [
-                    dict(field) | {"type": self._expand(field["type"], inner)} for field in schema["fields"]
+                    field | {"type": self._expand(field["type"], inner)} for field in schema["fields"]
                 ]
-            return expanded
-        if kind == "array":
-            return dict(schema) | {"items": self._expand(schema["items"], namespace)}
-        if kind == "map":
-            return dict(schema) | {"values": self._expand(schema["values"], namespace)}
-        if kind in _PRIMITIVES:
-            return dict(schema)
-        return {"type": "reference", "name": _full(kind, namespace)}
+        elif kind in _ITEMS:
+            expanded[_ITEMS[kind]] = self._expand(schema[_ITEMS[kind]], namespace)
+        elif kind not in _PRIMITIVES:
+            expanded = {"type": _REFERENCE, "name": _full(kind, namespace)}
+        return expanded
+
+
+_Pairs = frozenset[tuple[str, str]]
 
 
 class _Resolution:
     def __init__(self, writer: Any, reader: Any) -> None:
-        self._writer = _Names(writer)
-        self._reader = _Names(reader)
-        self._seen: set[tuple[str, str]] = set()
+        self._writer = _Schema(writer)
+        self._reader = _Schema(reader)
 
     def problems(self) -> Iterator[str]:
-        return self._resolve(self._writer.root, self._reader.root, "")
+        return self._resolve(self._writer.root, self._reader.root, "", frozenset())
 
-    def _resolve(self, writer: Any, reader: Any, at: str) -> Iterator[str]:
+    def _resolve(self, writer: Any, reader: Any, at: str, above: _Pairs) -> Iterator[str]:
+        """Problems between two schemas; ``above`` are the pairs of records that enclose them."""
         if isinstance(writer, list):
             for branch in writer:
-                yield from self._resolve(branch, reader, at)
+                yield from self._resolve(branch, reader, at, above)
             return
-        writer = self._writer[writer["name"]] if writer["type"] == "reference" else writer
+        writer = self._writer.followed(writer)
         if isinstance(reader, list):
-            if all(list(_Resolution._copy(self)._resolve(writer, branch, at)) for branch in reader):
+            if all(any(self._resolve(writer, branch, at, above)) for branch in reader):
                 yield f"{_at(at)}: no branch of the reader's union takes {_label(writer)}"
             return
-        reader = self._reader[reader["name"]] if reader["type"] == "reference" else reader
-        yield from self._matched(writer, reader, at)
-
-    def _copy(self) -> "_Resolution":
-        # A branch that is only tried must leave no trace in what counts as checked.
-        copy = object.__new__(_Resolution)
-        copy._writer, copy._reader, copy._seen = self._writer, self._reader, set(self._seen)  # noqa: SLF001
-        return copy
-
-    def _matched(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
+        reader = self._reader.followed(reader)
         wrote, reads = writer["type"], reader["type"]
-        if wrote != reads:
-            if (
-                reads not in _PROMOTIONS.get(wrote, ())
-                or writer.get("logicalType")
-                or reader.get("logicalType")
-            ):
-                yield f"{_at(at)}: {_label(writer)} is not read as {_label(reader)}"
-            return
-        if writer.get("logicalType") != reader.get("logicalType"):
+        logical = writer.get("logicalType"), reader.get("logicalType")
+        promoted = reads in _PROMOTIONS.get(wrote, ()) and logical == (None, None)
+        if (wrote != reads and not promoted) or logical[0] != logical[1]:
             yield f"{_at(at)}: {_label(writer)} is not read as {_label(reader)}"
-            return
-        if wrote == "array":
-            yield from self._resolve(writer["items"], reader["items"], f"{at}[]")
+        elif wrote == "array":
+            yield from self._resolve(writer["items"], reader["items"], f"{at}[]", above)
         elif wrote == "map":
-            yield from self._resolve(writer["values"], reader["values"], f"{at}{{}}")
-        elif "name" in writer:
-            yield from self._named(writer, reader, at)
+            yield from self._resolve(writer["values"], reader["values"], f"{at}{{}}", above)
+        elif wrote in _NAMED:
+            yield from self._named(writer, reader, at, above)
 
-    def _named(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
-        if writer["name"] != reader["name"]:
-            yield f"{_at(at)}: the name {writer['name']} is not {reader['name']}"
-            return
-        if writer["type"] == "fixed":
+    def _named(self, writer: dict[str, Any], reader: dict[str, Any], at: str, above: _Pairs) -> Iterator[str]:
+        pair = (writer["name"], reader["name"])
+        if pair[0] != pair[1]:
+            yield f"{_at(at)}: the name {pair[0]} is not {pair[1]}"
+        elif writer["type"] == "fixed":
             if writer["size"] != reader["size"]:
                 yield f"{_at(at)}: size {writer['size']} is not {reader['size']}"
         elif writer["type"] == "enum":
             unknown = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
             if unknown and "default" not in reader:
                 yield f"{_at(at)}: the reader's enum lacks {', '.join(unknown)} and has no default"
-        elif (writer["name"], reader["name"]) not in self._seen:
-            self._seen.add((writer["name"], reader["name"]))
-            yield from self._fields(writer, reader, at)
+        elif pair not in above:
+            yield from self._fields(writer, reader, at, above | {pair})
 
-    def _fields(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
+    def _fields(
+        self, writer: dict[str, Any], reader: dict[str, Any], at: str, above: _Pairs
+    ) -> Iterator[str]:
         written = {field["name"]: field for field in writer["fields"]}
         for field in reader["fields"]:
             path = f"{at}.{field['name']}" if at else str(field["name"])
-            source = next(
-                (written[name] for name in (field["name"], *field.get("aliases", ())) if name in written),
-                None,
-            )
+            names = (field["name"], *field.get("aliases", ()))
+            source = next((written[name] for name in names if name in written), None)
             if source is not None:
-                yield from self._resolve(source["type"], field["type"], path)
+                yield from self._resolve(source["type"], field["type"], path, above)
             elif "default" not in field:
                 yield f"{path}: the writer lacks it and the reader has no default"
 

@@ -1,7 +1,7 @@
 """Avro schemas derived from the JSON contracts.
 
-Pure: JSON Schema in, Avro schema out. The subset of draft-07 that the contracts use is known here; anything else is a
-:class:`NotDerivable`, because a keyword that is overlooked is a field that goes missing on the wire.
+Pure: JSON Schema in, Avro schema out. The subset of draft-07 that the contracts use is known here; anything
+else is a :class:`NotDerivable`, because a keyword overlooked is a field that goes missing on the wire.
 
 ==================================================  =============================================
 JSON Schema                                         Avro
@@ -30,7 +30,7 @@ from typing import Any, Final
 
 __all__ = ["NotDerivable", "derive", "derive_all", "stale", "write"]
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INT32: Final = (-(2**31), 2**31 - 1)
@@ -88,7 +88,7 @@ def derive_all(contracts_dir: Traversable) -> dict[str, str]:
 
 
 def stale(contracts_dir: Traversable, avro_dir: Traversable) -> list[str]:
-    """Names of the ``.avsc`` files in a folder that are missing, differ from what derives, or derive from nothing."""
+    """Names of ``.avsc`` files in a folder that are missing, differ, or derive from no contract."""
     derived = derive_all(contracts_dir)
     present = {path.name: path for path in avro_dir.iterdir() if path.name.endswith(".avsc")}
     return sorted(
@@ -210,7 +210,7 @@ class _Derivation:
                 raise NotDerivable(f"{at}: a field that may be absent may be null, and says so with anyOf")
             return {"name": name, **_doc(schema), "type": self._type(schema, at)}
         members = schema["anyOf"]
-        if schema.keys() - {"anyOf"} - _ANNOTATIONS or len(members) != 2 or members[1] != {"type": "null"}:
+        if schema.keys() - {"anyOf"} - _ANNOTATIONS or members[1:] != [{"type": "null"}]:
             raise NotDerivable(f"{at}: anyOf is known as [schema, null] beside annotations")
         if required:
             raise NotDerivable(f"{at}: a field that may be null may be absent, so it is not required")

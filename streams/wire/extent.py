@@ -1,9 +1,9 @@
-"""How far an Avro datum reaches: every declared length is held against the bytes that are there, before decoding.
+"""How far an Avro datum reaches: each declared length is held against the bytes there, before decoding.
 
-fastavro trusts its input. It takes a string that breaks off for a shorter one, a negative length for "all the rest", a
-negative index for one from the end, and it loops over whatever count a block declares. Here the same bytes are walked
-first, building nothing: what passes is exactly one well-formed datum and nothing after it, in time and memory
-proportional to its size.
+fastavro trusts its input. It takes a string that breaks off for a shorter one, a negative length for "all the
+rest", a negative index for one from the end, and it loops over whatever count a block declares. Here the same
+bytes are walked first, building nothing: what passes is exactly one well-formed datum and nothing after it,
+in time and memory proportional to its size.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,15 +14,16 @@ from streams.core.errors import Undecodable
 __all__ = ["Extent", "Unbounded", "extent"]
 
 Extent = Callable[[bytes, int], int]
-"""Offset of a datum to the offset after it. Raises :class:`Undecodable`, or ``IndexError`` where the bytes end."""
+"""Offset of a datum to the offset after it. Raises ``Undecodable``, or ``IndexError`` where the bytes end."""
 
 _INT32: Final = (-(2**31), 2**31 - 1)
 _WIDTHS: Final[Mapping[str, int]] = {"float": 4, "double": 8}
 _LONGEST_VARINT: Final = 10
+_CONTINUES: Final = 0x80
 
 
 class Unbounded(ValueError):
-    """Data of this schema could cost more than its size: it is recursive, or has an array of items without bytes."""
+    """Data of this schema could cost more than its size: it is recursive, or has items without bytes."""
 
 
 def extent(schema: Any) -> Callable[[bytes, int], None]:
@@ -32,8 +33,8 @@ def extent(schema: Any) -> Callable[[bytes, int], None]:
         schema: an Avro schema as parsed JSON, with names as fastavro's ``parse_schema`` leaves them (full).
 
     Returns:
-        A function of the bytes and the datum's offset, which raises :class:`Undecodable` unless exactly one datum
-        fills the bytes from there to the end.
+        A function of the bytes and the datum's offset, which raises :class:`Undecodable` unless exactly one
+        datum fills the bytes from there to the end.
 
     Raises:
         Unbounded: naming the construct.
@@ -56,10 +57,10 @@ def extent(schema: Any) -> Callable[[bytes, int], None]:
 def _long(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at]
     at += 1
-    if byte < 0x80:
+    if byte < _CONTINUES:
         return (byte >> 1) ^ -(byte & 1), at
     value, shift, last = byte & 0x7F, 7, at + _LONGEST_VARINT - 1
-    while byte & 0x80:
+    while byte & _CONTINUES:
         if at == last:
             raise Undecodable("a number in the Avro datum is longer than 64 bits")
         byte = data[at]
@@ -129,35 +130,39 @@ _SIMPLE: Final[Mapping[str, tuple[Extent, int]]] = {
 }
 
 
-def _compile(schema: Any, names: dict[str, tuple[Extent, int]], open_: tuple[str, ...]) -> tuple[Extent, int]:
-    """The walker of a schema, and the fewest bytes that a datum of it takes."""
-    if isinstance(schema, str):
-        if schema in _SIMPLE:
-            return _SIMPLE[schema]
-        if schema in open_:
-            raise Unbounded(f"{schema} is recursive")
-        return names[schema]
+_Walk = tuple[Extent, int]
+"""The walker of a schema, and the fewest bytes that a datum of it takes."""
+
+
+def _compile(schema: Any, names: dict[str, _Walk], above: tuple[str, ...]) -> _Walk:
+    """Compile one schema; ``names`` are the types defined so far, ``above`` the records that enclose it."""
     if isinstance(schema, list):
-        return _union([_compile(branch, names, open_)[0] for branch in schema]), 1
-    kind = schema["type"]
-    if not isinstance(kind, str) or kind not in ("record", "error", "enum", "fixed", "array", "map"):
-        return _compile(kind, names, open_)
-    if kind == "array":
-        items, fewest = _compile(schema["items"], names, open_)
-        if fewest == 0:
-            raise Unbounded("an array's items take no bytes")
-        return _array(items, _WIDTHS.get(_primitive(schema["items"])), fewest), 1
-    if kind == "map":
-        return _map(_compile(schema["values"], names, open_)[0]), 1
-    name = schema["name"]
-    if kind == "fixed":
-        names[name] = _fixed(schema["size"]), schema["size"]
-    elif kind == "enum":
-        names[name] = _enum(len(schema["symbols"])), 1
-    else:
-        fields = [_compile(field["type"], names, (*open_, name)) for field in schema["fields"]]
-        names[name] = _record([walk for walk, _ in fields]), sum(fewest for _, fewest in fields)
-    return names[name]
+        return _union([_compile(branch, names, above)[0] for branch in schema]), 1
+    if isinstance(schema, dict):
+        kind = schema["type"]
+        if kind in ("record", "error", "enum", "fixed"):
+            names[schema["name"]] = walk = _named(schema, names, above)
+            return walk
+        if kind == "array":
+            items, fewest = _compile(schema["items"], names, above)
+            if fewest == 0:
+                raise Unbounded("an array's items take no bytes")
+            return _array(items, _WIDTHS.get(_primitive(schema["items"])), fewest), 1
+        if kind == "map":
+            return _map(_compile(schema["values"], names, above)[0]), 1
+        return _compile(kind, names, above)
+    if schema in above:
+        raise Unbounded(f"{schema} is recursive")
+    return _SIMPLE.get(schema) or names[schema]
+
+
+def _named(schema: Mapping[str, Any], names: dict[str, _Walk], above: tuple[str, ...]) -> _Walk:
+    if schema["type"] == "fixed":
+        return _fixed(schema["size"]), schema["size"]
+    if schema["type"] == "enum":
+        return _enum(len(schema["symbols"])), 1
+    fields = [_compile(field["type"], names, (*above, schema["name"])) for field in schema["fields"]]
+    return _record([walk for walk, _ in fields]), sum(fewest for _, fewest in fields)
 
 
 def _primitive(schema: Any) -> str:

@@ -7,8 +7,9 @@ from streams.core.errors import Undecodable
 
 __all__ = ["loads"]
 
-# No field can tell integers of this size apart, and int() of a long text takes quadratic time (and is refused from
-# 4,300 digits on). 64 digits are beyond int64 and float32, so each bound of the contracts still sees what it must.
+# No field can tell integers of this size apart, and int() of a long text takes quadratic time (and is refused
+# from 4,300 digits on). 64 digits are beyond int64 and float32, so each bound of the contracts still sees
+# what it must.
 _LONG: Final = 64
 _HUGE: Final = 10**_LONG
 
@@ -16,9 +17,10 @@ _HUGE: Final = 10**_LONG
 def loads(value: bytes) -> dict[str, Any]:
     """Parse one JSON object in UTF-8.
 
-    Integers of more than 64 characters become ±10^64. Numbers beyond float64 become ±inf, and the contract refuses
-    them where they stand. A key that occurs twice makes the object ambiguous, above all in whose name it is asked,
-    so it is refused; so are ``NaN``, ``Infinity``, a byte order mark and nesting deeper than the interpreter's stack.
+    Integers of more than 64 characters become ±10^64. Numbers beyond float64 become ±inf, and the contract
+    refuses them where they stand. A key that occurs twice makes the object ambiguous, above all in whose name
+    it is asked, so it is refused; so are ``NaN``, ``Infinity``, a byte order mark and nesting deeper than the
+    interpreter's stack.
 
     Raises:
         Undecodable: without the text.

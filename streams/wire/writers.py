@@ -25,8 +25,8 @@ class Writer:
 
     Attributes:
         fingerprint: CRC-64-AVRO of the parsing canonical form, 8 bytes, little-endian as on the wire.
-        schema: parsed for fastavro, without logical types: UUIDs stay text and instants stay microseconds, so that
-            the model judges them and not an exception from within the decoder.
+        schema: parsed for fastavro, without logical types: UUIDs stay text and instants stay microseconds,
+            so that the model judges them and not an exception from within the decoder.
         check: raises ``Undecodable`` unless one datum fills the bytes from an offset to the end.
     """
 
@@ -64,7 +64,7 @@ class Resolver(Protocol):
 
 
 class FileWriters:
-    """The schemas of one contract that files give: the released ones and an operator's. They have no registry ids."""
+    """One contract's schemas from files, the released ones and an operator's. They have no registry ids."""
 
     def __init__(self, writers: Iterable[Writer]) -> None:
         self._writers: dict[bytes, Writer] = {}
