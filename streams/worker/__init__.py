@@ -1,0 +1,1 @@
+"""The worker process: Faust's lifecycle around one event's way, and the composition root."""

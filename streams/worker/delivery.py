@@ -1,0 +1,107 @@
+"""Delivery: events in work, bounded, and acknowledged strictly in order.
+
+Faust acknowledges an event when its agent asks for the next one, and commits past gaps; both lose events. So the agent
+hands every event over to this, unacknowledged, and only this acknowledges: in the order of offsets, when the event and
+every one before it in its partition is done, and only within the generation of the group that read it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from streams.core.acknowledgement import Entry, Ledger
+
+__all__ = ["Delivery", "Deliverable"]
+
+
+class Deliverable(Protocol):
+    """An event as it was read."""
+
+    @property
+    def partition(self) -> Hashable: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    def acknowledge(self) -> None: ...
+
+
+R = TypeVar("R", bound=Deliverable)
+
+
+class Delivery(Generic[R]):
+    """Works on events concurrently.
+
+    Args:
+        handle: works on one event; returns when its result or dead letter is with the broker. It may raise nothing but
+            CancelledError: what it raises is a defect, and the event stays unacknowledged.
+        generation: the group's current generation.
+        concurrency: most events between admission and acknowledgement. An event counts until it is acknowledged, not
+            until it is done: otherwise one stuck event would let the queue behind it grow without end.
+        on_defect: told when `handle` raised after all; without a restart that partition would stand still.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[R], Awaitable[None]],
+        *,
+        generation: Callable[[], int],
+        concurrency: int,
+        on_defect: Callable[[BaseException], None],
+    ) -> None:
+        self._handle = handle
+        self._generation = generation
+        self._concurrency = concurrency
+        self._on_defect = on_defect
+        self._ledger: Ledger[R] = Ledger()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps weak references only
+        self._room = asyncio.Condition()
+
+    @property
+    def in_flight(self) -> int:
+        """Events admitted and not yet acknowledged."""
+        return len(self._ledger)
+
+    async def admit(self, record: R) -> None:
+        """Take an event into work; waits while there is no room, which is what holds fetching back."""
+        async with self._room:
+            await self._room.wait_for(lambda: self._busy() < self._concurrency)
+        if record.generation != self._generation():
+            return  # read before a rebalance: whoever owns the partition now reads it again
+        entry = self._ledger.admit((record.partition, record.generation), record)
+        task = asyncio.create_task(self._work(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Wait for the events in work, then give up on the rest: cancelled and unacknowledged, they are read again."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_seconds)
+        unfinished = set(self._tasks)
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=1.0)
+        self._ledger.abandon()
+        async with self._room:
+            self._room.notify_all()
+
+    def _busy(self) -> int:
+        # After a rebalance tasks of abandoned events may still be ending; they hold connections too.
+        return max(len(self._ledger), len(self._tasks))
+
+    async def _work(self, entry: Entry[R]) -> None:
+        try:
+            await self._handle(entry.item)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as defect:  # noqa: BLE001  # the task's end: nobody else would see it
+            self._on_defect(defect)
+            return
+        current = self._generation()
+        for record in self._ledger.complete(entry):
+            # A rebalance without revocation (the group forgot us) leaves no other trace than the generation.
+            if record.generation == current:
+                record.acknowledge()
+        async with self._room:
+            self._room.notify_all()

@@ -1,0 +1,144 @@
+"""What the worker knows of the store's health: readiness, one log line a change, and who may start.
+
+Events report what they met; the probe says what is true. A state is told once when it changes, however many events
+meet it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+from streams.core.errors import StoreMisconfigured, TransientError
+
+__all__ = ["Refused", "StoreHealth", "StoreState", "Verdict"]
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_SECONDS = 30.0
+
+
+class StoreState(Enum):
+    """As the readiness page tells it."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+    MISCONFIGURED = "misconfigured"
+
+
+class Refused(Exception):  # noqa: N818  # a verdict, not a fault
+    """Working on this store would not be safe; the worker must end."""
+
+
+class Verdict(Protocol):
+    """One finding of the preflight."""
+
+    @property
+    def level(self) -> str: ...
+
+    @property
+    def detail(self) -> str: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+
+class StoreHealth:
+    """The state of the store, kept true by `watch`.
+
+    Args:
+        probe: asks for a sign of life; raises TransientError.
+        inspect: the preflight's findings, on a connection like those that search; raises TransientError.
+        interval_seconds: between two probes; readiness follows an outage within about two of them.
+        inspect_every: a full preflight every so many probes, so that a role that became unsafe is noticed.
+    """
+
+    def __init__(
+        self,
+        *,
+        probe: Callable[[], Awaitable[None]],
+        inspect: Callable[[], Awaitable[Sequence[Verdict]]],
+        interval_seconds: float = 1.0,
+        inspect_every: int = 60,
+    ) -> None:
+        self._probe = probe
+        self._inspect = inspect
+        self._interval_seconds = interval_seconds
+        self._inspect_every = inspect_every
+        self._admitted = asyncio.Event()
+        # When an event last met a misconfiguration that the preflight did not see (loop time, seconds).
+        self._reported_at: float | None = None
+        self.state = StoreState.UNKNOWN
+        self.reason = "no probe yet"
+
+    @property
+    def ready(self) -> bool:
+        return self.state is StoreState.UP and self._admitted.is_set()
+
+    async def admitted(self) -> None:
+        """Wait until a preflight has passed: before that nobody knows whether searching is safe."""
+        await self._admitted.wait()
+
+    def report(self, fault: TransientError) -> None:
+        """An event met a fault. Only misconfiguration is taken at its word: a probe cannot see a missing table."""
+        if isinstance(fault, StoreMisconfigured):
+            self._reported_at = asyncio.get_running_loop().time()
+            self._become(StoreState.MISCONFIGURED, str(fault))
+
+    def succeeded(self) -> None:
+        """A search worked: whatever was misconfigured is mended."""
+        self._reported_at = None
+        if self.state is StoreState.MISCONFIGURED:
+            self._become(StoreState.UP, "a search succeeded")
+
+    async def watch(self) -> None:
+        """Probe for ever.
+
+        Raises:
+            Refused: the preflight says that working on this store is not safe.
+        """
+        probes = 0
+        while True:
+            due = not self._admitted.is_set() or probes % self._inspect_every == 0
+            misconfigured = self.state is StoreState.MISCONFIGURED
+            try:
+                if due or misconfigured:
+                    await self._preflight()
+                else:
+                    await self._probe()
+                    self._become(StoreState.UP, "it answers")
+            except StoreMisconfigured as fault:
+                self._become(StoreState.MISCONFIGURED, str(fault))
+            except TransientError as fault:
+                self._become(StoreState.DOWN, str(fault))
+            probes += 1
+            await asyncio.sleep(self._interval_seconds)
+
+    async def _preflight(self) -> None:
+        findings = await self._inspect()
+        refused = [finding for finding in findings if finding.level == "refused"]
+        if refused:
+            self._admitted.clear()
+            raise Refused("; ".join(f"{finding.detail} ({finding.remedy})" for finding in refused))
+        unready = [finding for finding in findings if finding.level == "unready"]
+        if unready:
+            raise StoreMisconfigured("; ".join(f"{finding.detail}: {finding.remedy}" for finding in unready))
+        if not self._admitted.is_set():
+            for finding in findings:
+                if finding.level == "warning":
+                    logger.warning("preflight: %s (%s)", finding.detail, finding.remedy)
+        self._admitted.set()
+        if self._reported_at is not None:
+            # The preflight does not see what events met: they retry, so silence is the only other sign of mending.
+            if asyncio.get_running_loop().time() - self._reported_at < _SILENCE_SECONDS:
+                return
+            self._reported_at = None
+        self._become(StoreState.UP, "preflight passed")
+
+    def _become(self, state: StoreState, reason: str) -> None:
+        if state is not self.state:
+            level = logging.INFO if state is StoreState.UP else logging.ERROR
+            logger.log(level, "store is %s: %s", state.value, reason)
+        self.state, self.reason = state, reason

@@ -1,0 +1,281 @@
+"""One event's way: decode, retrieve, encode, publish; or the dead-letter topic.
+
+What may live here: which fault means another attempt, and which the dead-letter topic. Not: Faust, acknowledgement
+order, SQL. `handle` returns when the broker has acknowledged what became of the event.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Literal, Protocol
+
+from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
+
+from streams.core.errors import (
+    Expired,
+    GaveUp,
+    ModelMismatch,
+    SearchTimeout,
+    StoreMisconfigured,
+    TerminalError,
+    TransientError,
+)
+from streams.core.messages import QueryEmbedding, RetrievalResult
+from streams.core.profiles import Profile, Rules, rules_for
+from streams.retrieval import Store, Tokenizer, retrieve
+from streams.telemetry.metrics import Metrics
+from streams.wire import Codec
+from streams.wire.deadletter import error_headers
+from streams.worker.health import StoreHealth
+
+__all__ = ["InputRecord", "OutagePolicy", "Processor", "Publish"]
+
+logger = logging.getLogger(__name__)
+
+# One event may be this unlucky before it is put aside.
+_MOST_TIMEOUTS = 3
+_MOST_DEFECTS = 3
+
+Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes]]], Awaitable[None]]
+
+
+class InputRecord(Protocol):
+    """An event as it was read; key, value and headers byte for byte."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def key(self) -> bytes | None: ...
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+
+    @property
+    def read_at(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutagePolicy:
+    """What an outage of the store does to an event.
+
+    Attributes:
+        then: after `attempts`, keep retrying (``block``) or put the event aside (``dead_letter``).
+        attempts: how many before that.
+        base_seconds: back-off after the first.
+        max_seconds: longest back-off.
+    """
+
+    then: Literal["block", "dead_letter"]
+    attempts: int
+    base_seconds: float
+    max_seconds: float
+
+
+class Processor:
+    """Answers events.
+
+    Args:
+        publish: puts a record on a topic; returns when the broker has acknowledged it.
+        embedding_model: the store's; events of another model are refused. None: any.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: Codec,
+        store: Store,
+        health: StoreHealth,
+        count_tokens: Tokenizer,
+        publish: Publish,
+        metrics: Metrics,
+        profiles: Mapping[str, Profile],
+        default_profile: str,
+        embedding_model: str | None,
+        output_topic: str,
+        dead_letter_topic: str,
+        outage: OutagePolicy,
+    ) -> None:
+        self._codec = codec
+        self._store = store
+        self._health = health
+        self._count_tokens = count_tokens
+        self._publish = publish
+        self._metrics = metrics
+        self._profiles = profiles
+        self._default_profile = default_profile
+        self._embedding_model = embedding_model
+        self._output_topic = output_topic
+        self._dead_letter_topic = dead_letter_topic
+        self._outage = outage
+        self._last_success = -1.0
+
+    async def handle(self, record: InputRecord) -> None:
+        """See one event through to the broker's acknowledgement."""
+        if record.value is None:  # a tombstone asks nothing
+            self._metrics.events.labels("skipped").inc()
+            return
+        try:
+            await self._answer_eventually(record, record.value)
+        except TerminalError as error:
+            await self._put_aside(record, record.value, error)
+
+    async def _answer_eventually(self, record: InputRecord, value: bytes) -> None:
+        misfortunes = _Misfortunes(self._outage, began=time.monotonic())
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(_worth_another_attempt),
+            wait=wait_exponential_jitter(
+                initial=self._outage.base_seconds, max=self._outage.max_seconds, jitter=self._outage.base_seconds
+            ),
+            reraise=True,
+        ):
+            with attempt:
+                await self._attempt(record, value, misfortunes)
+
+    async def _attempt(self, record: InputRecord, value: bytes, misfortunes: "_Misfortunes") -> None:
+        """Try once.
+
+        Raises:
+            TerminalError: the event cannot succeed, or has failed often enough.
+            Exception: anything else is worth another attempt.
+        """
+        try:
+            await self._answer(record, value)
+        except TerminalError:
+            raise
+        except TransientError as fault:
+            self._metrics.retries.labels(fault.code).inc()
+            self._health.report(fault)
+            misfortunes.count(fault, last_success=self._last_success)
+            raise
+        except Exception as defect:
+            self._metrics.retries.labels("internal_error").inc()
+            # The traceback names code only; an exception's own text may quote the event.
+            logger.error(  # noqa: TRY400
+                "unforeseen %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
+            )
+            misfortunes.count_defect(defect)
+            raise
+
+    async def _answer(self, record: InputRecord, value: bytes) -> None:
+        metrics = self._metrics
+        clock = perf_counter()
+        query = self._codec.decode_query(value)
+        rules = self._judge(query)
+        metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
+
+        await self._health.admitted()
+        retrieved = await retrieve(query, rules, self._store, self._count_tokens, started=record.read_at)
+        self._last_success = time.monotonic()
+        self._health.succeeded()
+        metrics.stage_duration.labels("search").observe(retrieved.search_seconds)
+        metrics.stage_duration.labels("assemble").observe(retrieved.assemble_seconds)
+        for scope, seconds in retrieved.arm_seconds.items():
+            metrics.search_duration.labels(scope).observe(seconds)
+
+        clock = perf_counter()
+        payload = self._codec.encode_result(retrieved.result)
+        metrics.stage_duration.labels("encode").observe(perf_counter() - clock)
+
+        clock = perf_counter()
+        await self._publish(self._output_topic, record.key, payload, record.headers)
+        metrics.stage_duration.labels("publish").observe(perf_counter() - clock)
+        self._count_answer(query, retrieved.result, record.read_at)
+
+    def _judge(self, query: QueryEmbedding) -> Rules:
+        """Look at what the contract cannot know: this worker's profiles, its model, the time.
+
+        Raises:
+            UnknownProfile, ModelMismatch, Expired: what they say.
+        """
+        rules = rules_for(query, self._profiles, self._default_profile)
+        model = self._embedding_model
+        if model is not None and query.embedding_model is not None and query.embedding_model != model:
+            raise ModelMismatch("the event was embedded by another model than the store's")
+        if query.expires_at is not None and query.expires_at <= datetime.now(UTC):
+            raise Expired("expires_at has passed")
+        return rules
+
+    def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, read_at: float) -> None:
+        metrics, profile = self._metrics, result.profile
+        metrics.events.labels("answered").inc()
+        metrics.event_duration.labels(profile).observe(perf_counter() - read_at)
+        # Clocks differ between machines: an event from the future has no age.
+        metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
+        metrics.passages_returned.labels(profile).observe(result.k_returned)
+        metrics.tokens_used.labels(profile).observe(result.tokens_used)
+
+    async def _put_aside(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
+        headers = error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset)
+        await self._publish(self._dead_letter_topic, record.key, value, [*record.headers, *headers])
+        self._metrics.dead_letters.labels(error.code).inc()
+        self._metrics.events.labels("dead_lettered").inc()
+        logger.warning(
+            "dead letter %s at %s[%d]@%d: %s", error.code, record.topic, record.partition, record.offset, error
+        )
+
+
+class _Misfortunes:
+    """What has befallen one event, and when it has been enough."""
+
+    def __init__(self, outage: OutagePolicy, *, began: float) -> None:
+        self._outage = outage
+        self._began = began
+        self._outages = 0
+        self._timeouts = 0
+        self._defects = 0
+
+    def count(self, fault: TransientError, *, last_success: float) -> None:
+        """Count a transient fault.
+
+        Args:
+            last_success: when any event's search last succeeded, monotonic seconds.
+
+        Raises:
+            GaveUp: it has been enough.
+        """
+        if isinstance(fault, StoreMisconfigured):
+            return  # no event's fault: never a dead letter
+        if isinstance(fault, SearchTimeout):
+            self._timeouts += 1
+            # Others succeed meanwhile, so it is this event, and it must not block its partition for ever.
+            if self._timeouts >= _MOST_TIMEOUTS and last_success > self._began:
+                raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
+        self._outages += 1
+        if self._outage.then == "dead_letter" and self._outages >= self._outage.attempts:
+            raise GaveUp("store_unavailable", f"the store was unavailable {self._outages} times")
+
+    def count_defect(self, defect: Exception) -> None:
+        """Count an exception that nobody foresaw.
+
+        Raises:
+            GaveUp: it has been enough.
+        """
+        self._defects += 1
+        if self._defects >= _MOST_DEFECTS:
+            raise GaveUp("internal_error", f"unforeseen {_where(defect)}", stage="assemble") from defect
+
+
+def _worth_another_attempt(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, TerminalError)
+
+
+def _where(error: BaseException) -> str:
+    """An exception's class and the line that raised it, without its text."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" in {trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}"
+    return type(error).__name__ + place
