@@ -1,0 +1,336 @@
+-- What is derived from document_grants, so that a search tests one number a row instead of looking up grants.
+--
+-- Each distinct set of readers is kept once (`access_sets`); a document and its chunks carry the number of their set.
+-- Nobody but these triggers writes it: a value that is written by hand is replaced by the true one.
+--
+-- What makes it right under concurrency, in READ COMMITTED (stricter levels fail instead of going wrong):
+-- * whoever changes a document's grants locks its row (FOR NO KEY UPDATE) before reading them, so of two such
+--   transactions the later one reads what the earlier one wrote;
+-- * whoever adds a chunk locks its document's row FOR SHARE before copying the set, so no chunk can take over a set
+--   that is just being changed: it waits, or the change waits and then finds the chunk;
+-- * sets are looked up and thrown away with SKIP LOCKED, so no transaction ever waits for another one's set. The
+--   price is that a set may be there twice, which does no harm.
+--
+-- The functions run as the tables' owner, with a search_path that nobody can put anything into.
+
+CREATE TABLE IF NOT EXISTS public.access_sets (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  -- sorted, without duplicates
+  principals text[] NOT NULL,
+  -- what a set is found by: a btree on the array itself would refuse long ones
+  digest bytea NOT NULL
+);
+
+-- Null: nobody may read it. The foreign key keeps a set that is in use from being thrown away.
+ALTER TABLE public.documents ADD COLUMN IF NOT EXISTS access_set_id bigint REFERENCES public.access_sets;
+
+-- No foreign key: it always equals the document's, which has one.
+ALTER TABLE public.document_chunks ADD COLUMN IF NOT EXISTS access_set_id bigint;
+
+-- The topics of each chunk, keyed by topic: under row-level security a GIN index on related_topic_ids goes unused,
+-- because `@>` is not leakproof. No foreign key to the chunks: TRUNCATE document_chunks would then need CASCADE.
+CREATE TABLE IF NOT EXISTS public.chunk_topics (
+  topic_id uuid NOT NULL,
+  chunk_id uuid NOT NULL,
+  session_id uuid,
+  access_set_id bigint,
+  PRIMARY KEY (topic_id, chunk_id)
+);
+
+-- What a set is looked up and thrown away by; the triggers below need them as soon as there are rows.
+CREATE INDEX IF NOT EXISTS access_sets_digest ON public.access_sets USING btree (digest);
+CREATE INDEX IF NOT EXISTS documents_access_set_id ON public.documents USING btree (access_set_id);
+CREATE INDEX IF NOT EXISTS document_chunks_document_id ON public.document_chunks USING btree (document_id);
+CREATE INDEX IF NOT EXISTS chunk_topics_chunk_id ON public.chunk_topics USING btree (chunk_id);
+
+-- The number of the set of readers that a document's grants amount to; null where there are none.
+CREATE OR REPLACE FUNCTION public.anabranch_access_set(document uuid) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  readers text[];
+  fingerprint bytea;
+  found_id bigint;
+BEGIN
+  SELECT array_agg(DISTINCT g.principal COLLATE "C" ORDER BY g.principal COLLATE "C") INTO readers
+  FROM public.document_grants g
+  WHERE g.document_id = document;
+  IF readers IS NULL THEN
+    RETURN NULL;
+  END IF;
+  fingerprint := sha256(convert_to(to_jsonb(readers)::text, 'UTF8'));
+  -- Locked, so that it cannot be thrown away before it is referred to.
+  SELECT s.id INTO found_id
+  FROM public.access_sets s
+  WHERE s.digest = fingerprint AND s.principals = readers
+  ORDER BY s.id
+  LIMIT 1
+  FOR KEY SHARE SKIP LOCKED;
+  IF found_id IS NULL THEN
+    INSERT INTO public.access_sets (principals, digest) VALUES (readers, fingerprint) RETURNING id INTO found_id;
+  END IF;
+  RETURN found_id;
+END
+$$;
+
+-- Throws away a set that no document has any more. Intermediate sets come and go while grants are added one by one.
+CREATE OR REPLACE FUNCTION public.anabranch_discard_access_set(candidate bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  -- Under a stricter isolation level the last test would read an old snapshot; `anabranch_repair` does it later.
+  IF current_setting('transaction_isolation') <> 'read committed'
+     OR EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = candidate) THEN
+    RETURN;
+  END IF;
+  PERFORM FROM public.access_sets s WHERE s.id = candidate FOR UPDATE SKIP LOCKED;
+  IF FOUND THEN
+    -- Tested again: now that it is locked, nobody can begin to use it.
+    DELETE FROM public.access_sets s
+    WHERE s.id = candidate AND NOT EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = candidate);
+  END IF;
+END
+$$;
+
+-- Grants changed: the documents follow. A statement at a time, so that a bulk load is cheap.
+CREATE OR REPLACE FUNCTION public.anabranch_grants_changed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  touched uuid[];
+BEGIN
+  IF TG_OP = 'INSERT' THEN
+    SELECT array_agg(DISTINCT n.document_id) INTO touched FROM new_grants n;
+  ELSIF TG_OP = 'DELETE' THEN
+    SELECT array_agg(DISTINCT o.document_id) INTO touched FROM old_grants o;
+  ELSIF TG_OP = 'UPDATE' THEN
+    SELECT array_agg(DISTINCT u.document_id) INTO touched
+    FROM (SELECT n.document_id FROM new_grants n UNION ALL SELECT o.document_id FROM old_grants o) u;
+  ELSE
+    SELECT array_agg(d.id) INTO touched FROM public.documents d WHERE d.access_set_id IS NOT NULL;
+  END IF;
+  -- In one order, so that two bulk loads cannot wait for each other.
+  PERFORM FROM public.documents d WHERE d.id = ANY (touched) ORDER BY d.id FOR NO KEY UPDATE;
+  UPDATE public.documents d
+  SET access_set_id = truth.access_set_id
+  FROM (SELECT t.id, public.anabranch_access_set(t.id) AS access_set_id
+        FROM unnest(touched) AS t (id)
+        WHERE EXISTS (SELECT FROM public.documents known WHERE known.id = t.id)) truth
+  WHERE d.id = truth.id AND d.access_set_id IS DISTINCT FROM truth.access_set_id;
+  RETURN NULL;
+END
+$$;
+
+-- A document is written: whatever its access set was given as, the true one is stored.
+CREATE OR REPLACE FUNCTION public.anabranch_document_written() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  NEW.access_set_id := public.anabranch_access_set(NEW.id);
+  RETURN NEW;
+END
+$$;
+
+-- A document's access set changed, or the document came or went: its chunks follow.
+CREATE OR REPLACE FUNCTION public.anabranch_document_changed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    UPDATE public.document_chunks c SET access_set_id = NULL WHERE c.access_set_id IS NOT NULL;
+    PERFORM public.anabranch_discard_access_set(s.id) FROM public.access_sets s;
+    RETURN NULL;
+  END IF;
+  IF TG_OP <> 'INSERT' AND (TG_OP = 'DELETE' OR NEW.id <> OLD.id) THEN
+    UPDATE public.document_chunks c SET access_set_id = NULL
+    WHERE c.document_id = OLD.id AND c.access_set_id IS NOT NULL;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    UPDATE public.document_chunks c SET access_set_id = NEW.access_set_id
+    WHERE c.document_id = NEW.id AND c.access_set_id IS DISTINCT FROM NEW.access_set_id;
+  END IF;
+  IF TG_OP <> 'INSERT' AND OLD.access_set_id IS NOT NULL THEN
+    PERFORM public.anabranch_discard_access_set(OLD.access_set_id);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A chunk is written or moved: it takes over its document's access set, whatever it was given.
+CREATE OR REPLACE FUNCTION public.anabranch_chunk_written() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  -- The lock is what keeps a revocation that is under way from being missed.
+  SELECT d.access_set_id INTO NEW.access_set_id
+  FROM public.documents d
+  WHERE d.id = NEW.document_id
+  FOR SHARE;
+  RETURN NEW;
+END
+$$;
+
+-- A chunk's topics, session or access set changed, or the chunk came or went: chunk_topics follows.
+CREATE OR REPLACE FUNCTION public.anabranch_chunk_changed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    TRUNCATE public.chunk_topics;
+    RETURN NULL;
+  END IF;
+  IF TG_OP <> 'INSERT' THEN
+    DELETE FROM public.chunk_topics t WHERE t.chunk_id = OLD.id;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    INSERT INTO public.chunk_topics (topic_id, chunk_id, session_id, access_set_id)
+    SELECT DISTINCT r.topic_id, NEW.id, NEW.session_id, NEW.access_set_id
+    FROM unnest(NEW.related_topic_ids) AS r (topic_id)
+    WHERE r.topic_id IS NOT NULL;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER anabranch_grants_inserted AFTER INSERT ON public.document_grants
+  REFERENCING NEW TABLE AS new_grants
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_grants_changed();
+CREATE OR REPLACE TRIGGER anabranch_grants_updated AFTER UPDATE ON public.document_grants
+  REFERENCING OLD TABLE AS old_grants NEW TABLE AS new_grants
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_grants_changed();
+CREATE OR REPLACE TRIGGER anabranch_grants_deleted AFTER DELETE ON public.document_grants
+  REFERENCING OLD TABLE AS old_grants
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_grants_changed();
+CREATE OR REPLACE TRIGGER anabranch_grants_truncated AFTER TRUNCATE ON public.document_grants
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_grants_changed();
+
+-- The conditions keep an ordinary update (a title, a text, an embedding) from paying for any of this.
+CREATE OR REPLACE TRIGGER anabranch_document_inserting BEFORE INSERT ON public.documents
+  FOR EACH ROW EXECUTE FUNCTION public.anabranch_document_written();
+CREATE OR REPLACE TRIGGER anabranch_document_updating BEFORE UPDATE ON public.documents
+  FOR EACH ROW WHEN (new.id <> old.id OR new.access_set_id IS DISTINCT FROM old.access_set_id)
+  EXECUTE FUNCTION public.anabranch_document_written();
+CREATE OR REPLACE TRIGGER anabranch_document_inserted AFTER INSERT ON public.documents
+  FOR EACH ROW WHEN (new.access_set_id IS NOT NULL)
+  EXECUTE FUNCTION public.anabranch_document_changed();
+CREATE OR REPLACE TRIGGER anabranch_document_updated AFTER UPDATE ON public.documents
+  FOR EACH ROW WHEN (new.id <> old.id OR new.access_set_id IS DISTINCT FROM old.access_set_id)
+  EXECUTE FUNCTION public.anabranch_document_changed();
+CREATE OR REPLACE TRIGGER anabranch_document_deleted AFTER DELETE ON public.documents
+  FOR EACH ROW EXECUTE FUNCTION public.anabranch_document_changed();
+CREATE OR REPLACE TRIGGER anabranch_document_truncated AFTER TRUNCATE ON public.documents
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_document_changed();
+
+CREATE OR REPLACE TRIGGER anabranch_chunk_inserting BEFORE INSERT ON public.document_chunks
+  FOR EACH ROW EXECUTE FUNCTION public.anabranch_chunk_written();
+CREATE OR REPLACE TRIGGER anabranch_chunk_updating BEFORE UPDATE ON public.document_chunks
+  FOR EACH ROW WHEN (new.document_id IS DISTINCT FROM old.document_id
+    OR new.access_set_id IS DISTINCT FROM old.access_set_id)
+  EXECUTE FUNCTION public.anabranch_chunk_written();
+CREATE OR REPLACE TRIGGER anabranch_chunk_inserted AFTER INSERT ON public.document_chunks
+  FOR EACH ROW WHEN (new.related_topic_ids <> '{}'::uuid[])
+  EXECUTE FUNCTION public.anabranch_chunk_changed();
+CREATE OR REPLACE TRIGGER anabranch_chunk_updated AFTER UPDATE ON public.document_chunks
+  FOR EACH ROW WHEN (new.id <> old.id
+    OR new.related_topic_ids IS DISTINCT FROM old.related_topic_ids
+    OR new.session_id IS DISTINCT FROM old.session_id
+    OR new.access_set_id IS DISTINCT FROM old.access_set_id)
+  EXECUTE FUNCTION public.anabranch_chunk_changed();
+CREATE OR REPLACE TRIGGER anabranch_chunk_deleted AFTER DELETE ON public.document_chunks
+  FOR EACH ROW WHEN (old.related_topic_ids <> '{}'::uuid[])
+  EXECUTE FUNCTION public.anabranch_chunk_changed();
+CREATE OR REPLACE TRIGGER anabranch_chunk_truncated AFTER TRUNCATE ON public.document_chunks
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_chunk_changed();
+
+-- What is wrong with the derived data, by the plain rule; empty as long as every write went through the triggers.
+CREATE OR REPLACE FUNCTION public.anabranch_wrong_documents() RETURNS TABLE (id uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT d.id
+  FROM public.documents d
+  LEFT JOIN public.access_sets s ON s.id = d.access_set_id
+  LEFT JOIN (
+    SELECT g.document_id, array_agg(DISTINCT g.principal COLLATE "C" ORDER BY g.principal COLLATE "C") AS principals
+    FROM public.document_grants g
+    GROUP BY g.document_id
+  ) truth ON truth.document_id = d.id
+  WHERE s.principals IS DISTINCT FROM truth.principals
+$$;
+
+CREATE OR REPLACE FUNCTION public.anabranch_wrong_chunks() RETURNS TABLE (id uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT c.id
+  FROM public.document_chunks c
+  LEFT JOIN public.documents d ON d.id = c.document_id
+  WHERE c.access_set_id IS DISTINCT FROM d.access_set_id
+$$;
+
+CREATE OR REPLACE FUNCTION public.anabranch_wrong_topics() RETURNS TABLE (chunk_id uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT coalesce(t.chunk_id, truth.chunk_id)
+  FROM public.chunk_topics t
+  FULL JOIN (
+    SELECT DISTINCT r.topic_id, c.id AS chunk_id, c.session_id, c.access_set_id
+    FROM public.document_chunks c, unnest(c.related_topic_ids) AS r (topic_id)
+    WHERE r.topic_id IS NOT NULL
+  ) truth ON truth.topic_id = t.topic_id AND truth.chunk_id = t.chunk_id
+  WHERE t.chunk_id IS NULL OR truth.chunk_id IS NULL
+     OR t.session_id IS DISTINCT FROM truth.session_id
+     OR t.access_set_id IS DISTINCT FROM truth.access_set_id
+$$;
+
+-- Derives everything anew where it is wrong, and says how many rows were: for rows that were there before the
+-- triggers, and for writes that went past them (a restore with triggers disabled, logical replication).
+CREATE OR REPLACE FUNCTION public.anabranch_repair(
+  OUT documents bigint, OUT chunks bigint, OUT topics bigint, OUT sets bigint) RETURNS record
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  wrong uuid[];
+  removed bigint;
+BEGIN
+  documents := 0;
+  chunks := 0;
+  topics := 0;
+  sets := 0;
+  -- First without a lock: most of the time there is nothing to do.
+  IF NOT EXISTS (SELECT FROM public.anabranch_wrong_documents())
+     AND NOT EXISTS (SELECT FROM public.anabranch_wrong_chunks())
+     AND NOT EXISTS (SELECT FROM public.anabranch_wrong_topics())
+     AND NOT EXISTS (SELECT FROM public.access_sets s
+                     WHERE NOT EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = s.id)) THEN
+    RETURN;
+  END IF;
+  LOCK TABLE public.documents, public.document_chunks, public.document_grants IN SHARE ROW EXCLUSIVE MODE;
+  SELECT array_agg(w.id) INTO wrong FROM public.anabranch_wrong_documents() w;
+  UPDATE public.documents d SET access_set_id = public.anabranch_access_set(d.id) WHERE d.id = ANY (wrong);
+  GET DIAGNOSTICS documents = ROW_COUNT;
+  SELECT array_agg(w.id) INTO wrong FROM public.anabranch_wrong_chunks() w;
+  UPDATE public.document_chunks c
+  SET access_set_id = (SELECT d.access_set_id FROM public.documents d WHERE d.id = c.document_id)
+  WHERE c.id = ANY (wrong);
+  GET DIAGNOSTICS chunks = ROW_COUNT;
+  SELECT array_agg(DISTINCT w.chunk_id) INTO wrong FROM public.anabranch_wrong_topics() w;
+  DELETE FROM public.chunk_topics t WHERE t.chunk_id = ANY (wrong);
+  INSERT INTO public.chunk_topics (topic_id, chunk_id, session_id, access_set_id)
+  SELECT DISTINCT r.topic_id, c.id, c.session_id, c.access_set_id
+  FROM public.document_chunks c, unnest(c.related_topic_ids) AS r (topic_id)
+  WHERE c.id = ANY (wrong) AND r.topic_id IS NOT NULL;
+  topics := coalesce(cardinality(wrong), 0);
+  SELECT count(*) INTO sets FROM public.access_sets;
+  PERFORM public.anabranch_discard_access_set(s.id) FROM public.access_sets s;
+  SELECT count(*) INTO removed FROM public.access_sets;
+  sets := sets - removed;
+END
+$$;
+
+-- None of them is for anybody but the owner; a trigger needs no right to be run.
+REVOKE ALL ON FUNCTION
+  public.anabranch_access_set(uuid), public.anabranch_discard_access_set(bigint),
+  public.anabranch_grants_changed(), public.anabranch_document_written(), public.anabranch_document_changed(),
+  public.anabranch_chunk_written(), public.anabranch_chunk_changed(),
+  public.anabranch_wrong_documents(), public.anabranch_wrong_chunks(), public.anabranch_wrong_topics(),
+  public.anabranch_repair()
+  FROM PUBLIC;
