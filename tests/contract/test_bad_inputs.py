@@ -1,0 +1,56 @@
+"""Every kind of bad input has one code, says which, and does not quote the event."""
+
+import tracemalloc
+from time import perf_counter
+
+import pytest
+from bad_inputs import BAD_INPUTS, avro_event, json_event
+
+from streams.core.errors import TerminalError
+from streams.wire import Codec, query_to_json
+
+CODEC = Codec()
+
+
+@pytest.mark.parametrize(
+    ("value", "code"), [pytest.param(value, code, id=name) for name, value, code in BAD_INPUTS]
+)
+def test_each_kind_has_its_code(value: bytes, code: str) -> None:
+    with pytest.raises(TerminalError) as caught:
+        CODEC.decode_query(value)
+    assert caught.value.code == code
+    message = str(caught.value)
+    assert len(message) < 160
+    assert message.isprintable()
+    for content in ("lease", "user:", "year", "law", "9f86d", "example.org", "all-mpnet"):
+        assert content not in message
+    # Nothing of the event hangs on the exception, where a logged traceback would show it.
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_the_table_is_large_and_its_names_are_distinct() -> None:
+    assert len(BAD_INPUTS) >= 100
+    assert len({name for name, _, _ in BAD_INPUTS}) == len(BAD_INPUTS)
+    assert len({value for _, value, _ in BAD_INPUTS}) == len(BAD_INPUTS)
+
+
+def test_what_the_table_is_built_from_is_valid_in_both_encodings() -> None:
+    in_json = query_to_json(CODEC.decode_query(json_event()))
+    in_avro = query_to_json(CODEC.decode_query(avro_event(expires_at=32_472_144_000_000_000)))
+    assert in_json == in_avro
+
+
+@pytest.mark.parametrize(
+    "value", [pytest.param(value, id=name) for name, value, _ in BAD_INPUTS if name.startswith("Avro")]
+)
+def test_a_bomb_costs_no_more_than_its_size(value: bytes) -> None:
+    tracemalloc.start()
+    began = perf_counter()
+    try:
+        with pytest.raises(TerminalError):
+            CODEC.decode_query(value)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000 + 40 * len(value)
+    finally:
+        tracemalloc.stop()
+    assert perf_counter() - began < 0.5
