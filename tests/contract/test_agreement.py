@@ -1,0 +1,205 @@
+"""The typed models and a JSON Schema validator, formats asserted, accept the same instances."""
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import instances
+import pytest
+from jsonschema import Draft7Validator
+
+from streams import resources
+from streams.core import messages
+from streams.core.errors import TerminalError
+from streams.wire import Codec
+
+CODEC = Codec()
+QUERY = json.loads(
+    (resources.contracts() / "query_embedding/v1/query_embedding.schema.json").read_text(encoding="utf-8")
+)
+RESULT = json.loads(
+    (resources.contracts() / "retrieval/v1/retrieval_result.schema.json").read_text(encoding="utf-8")
+)
+FORMATS = Draft7Validator.FORMAT_CHECKER
+
+# Of few digits: most of the time would go into writing and reading them.
+SHARED = [(i % 7 - 3) / 4 for i in range(768)]
+
+
+def _without_embedding(schema: dict[str, Any]) -> dict[str, Any]:
+    light = copy.deepcopy(schema)
+    light["properties"]["embedding"] = {}
+    return light
+
+
+FULL = Draft7Validator(QUERY, format_checker=FORMATS)
+LIGHT = Draft7Validator(_without_embedding(QUERY), format_checker=FORMATS)
+RESULTS = Draft7Validator(RESULT, format_checker=FORMATS)
+
+
+def _accepted(decode: Callable[[bytes], object], text: bytes) -> str:
+    try:
+        decode(text)
+    except TerminalError as error:
+        return error.code
+    return "accepted"
+
+
+def _query_accepted_by_schema(instance: Any) -> bool:
+    # 768 components take the validator 10 ms. They are judged once, for all instances that share them.
+    if isinstance(instance, dict) and instance.get("embedding") == SHARED:
+        return LIGHT.is_valid(instance)
+    return FULL.is_valid(instance)
+
+
+def _queries() -> Iterator[Any]:
+    rng = random.Random(2)
+    for _ in range(400):
+        yield instances.query_event(rng, SHARED)
+    # Every value in every place of a full event.
+    full = instances.query_event(random.Random(5), SHARED) | {
+        "session_id": instances.UUIDS[0],
+        "topic_id": instances.UUIDS[1],
+        "principals": ["user:1", "public"],
+        "filters": {"section": "1", "source_url_prefix": "h", "document_type": "d", "metadata": {"a": "b"}},
+    }
+    for name in messages.QueryEmbedding.model_fields:
+        full.setdefault(name, None)
+    for at in instances.places(full):
+        for value in [*instances.VALUES, ...]:
+            if at != ("embedding",) or not isinstance(value, list):
+                yield instances.put(full, at, value)
+    # Two changes in a random event.
+    for _ in range(2000):
+        event = instances.query_event(rng, SHARED)
+        for _ in range(2):
+            at = rng.choice(list(instances.places(event)))
+            event = instances.put(event, at, rng.choice([*instances.VALUES, ...]))
+        yield event
+    yield from ({"a": 1}, {})
+
+
+def _results() -> Iterator[Any]:
+    rng = random.Random(3)
+    for _ in range(400):
+        yield instances.retrieval_result(rng)
+    full = next(r for r in iter(lambda: instances.retrieval_result(rng), None) if len(r["results"]) == 1)
+    for name in messages.RetrievalResult.model_fields:
+        full.setdefault(name, None)
+    full["warnings"] = ["k_clamped"]
+    passage = full["results"][0]
+    for name in messages.Passage.model_fields:
+        passage.setdefault(name, None)
+    passage["coordinates"], passage["metadata"] = {"x0": 1}, {"a": "b"}
+    for at in instances.places(full):
+        for value in [*instances.VALUES, ...]:
+            yield instances.put(full, at, value)
+    for _ in range(1500):
+        result = instances.retrieval_result(rng)
+        for _ in range(2):
+            at = rng.choice(list(instances.places(result)))
+            result = instances.put(result, at, rng.choice([*instances.VALUES, ...]))
+        yield result
+
+
+def _compare(
+    generated: Iterator[Any], decode: Callable[[bytes], object], valid: Callable[[Any], bool]
+) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    for made in generated:
+        text = instances.to_json(made)
+        # Parsed back, so that both judge what was sent: 1e-400 is 0.0, surrogates are joined.
+        instance = json.loads(text)
+        outcome = _accepted(decode, text)
+        outcomes[outcome] += 1
+        assert (outcome == "accepted") == valid(instance), (outcome, _shown(instance))
+    return outcomes
+
+
+def _shown(instance: Any) -> str:
+    if isinstance(instance, dict):
+        return ascii({key: value for key, value in instance.items() if key != "embedding"})
+    return ascii(instance)
+
+
+def test_what_is_shared_is_valid() -> None:
+    assert FULL.is_valid(instances.query_event(random.Random(1), SHARED))
+
+
+def test_query_events() -> None:
+    outcomes = _compare(_queries(), CODEC.decode_query, _query_accepted_by_schema)
+    print(outcomes)
+    assert outcomes.total() > 5000
+    assert outcomes["accepted"] > 1000
+    assert outcomes["contract_violation"] > 1000
+    assert outcomes["unsupported_version"] > 5
+    assert outcomes["topic_without_session"] > 0
+
+
+def test_results() -> None:
+    outcomes = _compare(_results(), CODEC.decode_result, RESULTS.is_valid)
+    print(outcomes)
+    assert outcomes.total() > 5000
+    assert outcomes["accepted"] > 1000
+    assert outcomes["contract_violation"] > 1000
+
+
+def test_embeddings() -> None:
+    rng = random.Random(4)
+    base = instances.query_event(rng, SHARED)
+    made = (base | {"embedding": instances.broken_components(rng)} for _ in range(300))
+    outcomes = _compare(made, CODEC.decode_query, FULL.is_valid)
+    print(outcomes)
+    for code in (
+        "accepted",
+        "contract_violation",
+        "dimension_mismatch",
+        "non_finite_embedding",
+        "zero_embedding",
+    ):
+        assert outcomes[code] > 5
+
+
+@pytest.mark.parametrize("schema", [QUERY, RESULT], ids=["query", "result"])
+def test_a_contract_is_a_valid_schema_and_describes_every_field(schema: dict[str, Any]) -> None:
+    Draft7Validator.check_schema(schema)
+
+    def described(node: dict[str, Any], at: str) -> Iterator[str]:
+        for name, field in node.get("properties", {}).items():
+            if not field.get("description"):
+                yield f"{at}.{name}"
+            for inner in (field, field.get("items", {}), *field.get("anyOf", ())):
+                yield from described(inner, f"{at}.{name}")
+
+    assert list(described(schema, "")) == []
+    assert all(definition["description"] for definition in schema["definitions"].values())
+
+
+def test_model_and_contract_have_the_same_fields_in_the_same_order() -> None:
+    passage = RESULT["properties"]["results"]["items"]
+    filters = QUERY["properties"]["filters"]["anyOf"][0]
+    for model, schema in (
+        (messages.QueryEmbedding, QUERY),
+        (messages.Filters, filters),
+        (messages.RetrievalResult, RESULT),
+        (messages.Passage, passage),
+    ):
+        assert list(model.model_fields) == list(schema["properties"])
+        required = [name for name, field in model.model_fields.items() if field.is_required()]
+        assert required == [name for name in schema["properties"] if name in schema.get("required", ())]
+
+
+def test_patterns_are_the_contracts_own() -> None:
+    definitions = QUERY["definitions"] | RESULT["definitions"]
+    assert messages._UUID.pattern == definitions["uuid"]["pattern"]
+    assert messages._VERSION.pattern == definitions["version"]["pattern"]
+    assert messages._INSTANT.pattern == definitions["instant"]["pattern"]
+    assert messages._NO_INSTANT.pattern == definitions["instant"]["not"]["pattern"]
+    assert messages._HASH.pattern == QUERY["properties"]["query_hash"]["anyOf"][0]["pattern"]
+    assert messages._WARNING.pattern == RESULT["properties"]["warnings"]["items"]["pattern"]
+    for name in definitions:
+        if name in QUERY["definitions"] and name in RESULT["definitions"]:
+            assert QUERY["definitions"][name] == RESULT["definitions"][name]
