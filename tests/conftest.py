@@ -1,7 +1,7 @@
 """What every test stands on.
 
 * The environment is scrubbed of whatever would configure a worker or a driver: a test sees only what it sets.
-* ``postgres`` is one server for the whole run. It has login roles as an installation has them: an owner, who is
+* ``postgres`` is one server for the whole run. It has login roles as an installation has: an owner, who is
   no superuser; a back end, which writes; a worker, which may read by policy and nothing else.
 * ``database`` is a database of its own for each test, cloned from one that was migrated once, by the owner.
   ``empty_database`` is one that has the extension and nothing else.

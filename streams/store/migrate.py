@@ -136,6 +136,16 @@ def _split(text: str) -> Iterator[str]:
 
 # What is there already
 
+#: The valid indexes of a table ($1), each as `USING method (columns)`: a search minds neither their parameters
+#: nor that chunks without an embedding are left out.
+PRESENT_INDEXES: Final = """
+    SELECT regexp_replace(substring(pg_get_indexdef(indexrelid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')
+    FROM pg_index
+    WHERE indrelid = to_regclass('public.' || $1) AND indisvalid
+      AND (indpred IS NULL OR pg_get_expr(indpred, indrelid) = '(embedding IS NOT NULL)')
+"""
+QUALIFIERS: Final = re.compile(r"\b\w+\.|\s")
+
 _SPACE_AND_SCHEMA: Final = re.compile(r"\bpublic\.|\s")
 
 
@@ -205,13 +215,12 @@ _RULES: Final = (
         ),
         # Any valid index of the same definition will do, whatever its name. A broken one of our name has to
         # go: CREATE INDEX IF NOT EXISTS would take it for the index.
-        """SELECT substring(pg_get_indexdef(indexrelid) FROM 'USING .*') FROM pg_index
-           WHERE indrelid = to_regclass('public.' || $1) AND indisvalid AND indpred IS NULL""",
+        PRESENT_INDEXES,
         ("table",),
         "created index {name} on {table}",
         before="DROP INDEX IF EXISTS public.{name}",
         # Where the extension has a schema of its own, its operator classes are printed with it.
-        ignored=re.compile(r"\b\w+\.|\s"),
+        ignored=QUALIFIERS,
     ),
     _Rule(
         re.compile(
@@ -285,6 +294,10 @@ class _Migration:
                     f"PostgreSQL says: {error}. A superuser can run `anabranch migrate` instead,"
                     f" or this, once:\n{statement};"
                 ) from error
+            except asyncpg.LockNotAvailableError:
+                raise
+            except asyncpg.PostgresError as error:
+                raise MigrationError(f"PostgreSQL says: {error}, to:\n{statement};") from error
         if await self._granted() != granted:
             self._lines.append("granted what anabranch_reader and anabranch_writer need")
         if unprotected:
@@ -371,7 +384,7 @@ class _Migration:
                 + "\n".join(todo)
             )
         if owner != me["rolname"]:
-            await self._connection.execute(f"SET LOCAL ROLE {_quoted(owner)}")
+            await self._connection.execute(f"SET LOCAL ROLE {quoted(owner)}")
         await self._connection.execute(
             "SELECT set_config('search_path', format('public, %s', extnamespace::regnamespace), true)"
             " FROM pg_extension WHERE extname = 'vector'"
@@ -385,8 +398,8 @@ class _Migration:
             "SELECT default_version FROM pg_available_extensions WHERE name = 'vector'"
         )
         oldest = ".".join(map(str, OLDEST_PGVECTOR))
-        if installed is not None and _version(installed) < OLDEST_PGVECTOR:
-            if shipped is not None and _version(shipped) >= OLDEST_PGVECTOR:
+        if installed is not None and parse_version(installed) < OLDEST_PGVECTOR:
+            if shipped is not None and parse_version(shipped) >= OLDEST_PGVECTOR:
                 return await self._try("ALTER EXTENSION vector UPDATE", f"updated pgvector to {shipped}")
             raise MigrationError(
                 f"pgvector {oldest} or later is needed; this database has {installed}, and the server no"
@@ -394,7 +407,7 @@ class _Migration:
             )
         if installed is not None:
             return []
-        if shipped is None or _version(shipped) < OLDEST_PGVECTOR:
+        if shipped is None or parse_version(shipped) < OLDEST_PGVECTOR:
             raise MigrationError(
                 f"pgvector {oldest} or later is needed; this server has {shipped or 'none'}:"
                 " install it on the server (package postgresql-NN-pgvector, image pgvector/pgvector)"
@@ -404,7 +417,7 @@ class _Migration:
     async def _provide_role(self, role: str) -> list[str]:
         if await self._connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role):
             return []
-        return await self._try(f"CREATE ROLE {_quoted(role)} NOLOGIN", f"created role {role}")
+        return await self._try(f"CREATE ROLE {quoted(role)} NOLOGIN", f"created role {role}")
 
     async def _try(self, statement: str, done: str) -> list[str]:
         """Runs a statement; where this role may not, returns it."""
@@ -447,7 +460,7 @@ class _Migration:
         )
         if await self._connection.fetchval(suffices, owner):
             return []
-        statement = f"GRANT USAGE, CREATE ON SCHEMA public TO {_quoted(owner)}"
+        statement = f"GRANT USAGE, CREATE ON SCHEMA public TO {quoted(owner)}"
         todo = await self._try(statement, f"granted {owner} the right to create in schema public")
         # Whoever may not grant this much gets a warning, no error.
         return todo if await self._connection.fetchval(suffices, owner) else [f"{statement};"]
@@ -475,13 +488,14 @@ class _Migration:
             list(COLUMN_TYPES),
         )
         found = {(row["table"], row["column"]): row["type"] for row in rows}
-        wrong = [
-            f"{table}.{column} is {found.get((table, column), 'missing')}, not {wanted}"
-            for table, columns in COLUMN_TYPES.items()
-            if any(key[0] == table for key in found)
-            for column, wanted in columns.items()
-            if not _same_type(found.get((table, column)), wanted, column)
-        ]
+        wrong = []
+        for table, columns in COLUMN_TYPES.items():
+            if table not in {known for known, _ in found}:
+                continue
+            for column, wanted in columns.items():
+                type_ = found.get((table, column))
+                if type_ is None or not fits(type_, wanted):
+                    wrong.append(f"{table}.{column} is {type_ or 'missing'}, not {wanted}")
         if wrong:
             raise MigrationError("the tables that are there do not fit: " + "; ".join(wrong))
 
@@ -513,16 +527,14 @@ class _Migration:
         )
 
 
-def _same_type(found: str | None, wanted: str, column: str) -> bool:
-    if found is None:
-        # What later statements add.
-        return column == "access_set_id"
+def fits(found: str, wanted: str) -> bool:
+    """Whether a column of one type does for another."""
     return found == wanted or (wanted == "text" and found.startswith("character varying"))
 
 
-def _version(text: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def _quoted(identifier: str) -> str:
+def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
