@@ -42,6 +42,7 @@ __all__ = [
     "FLOAT32_MAX",
     "INT32_MAX",
     "INT32_MIN",
+    "MAX_PRINCIPALS",
     "RESULT_NAMESPACE",
     "SCHEMA_VERSION",
     "Filters",
@@ -58,6 +59,7 @@ RESULT_NAMESPACE: Final = NAMESPACE_URL
 FLOAT32_MAX: Final = 3.4028234663852886e38
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
+MAX_PRINCIPALS: Final = 64
 
 Scope = Literal["local", "global"]
 
@@ -172,6 +174,14 @@ def _array(value: object) -> object:
     return tuple(value) if type(value) is list else value
 
 
+def _principals(value: object) -> object:
+    # Before each of them is judged: a million bad ones would be a million findings.
+    value = _array(value)
+    if type(value) is tuple and len(value) > MAX_PRINCIPALS:
+        raise _broken("many", "has too many items")
+    return value
+
+
 def _components(value: object) -> tuple[float, ...]:
     """Checks types alone: number and size are meaning, which is looked at when the whole shape holds."""
     if type(value) is not tuple and type(value) is not list:
@@ -257,8 +267,8 @@ class QueryEmbedding(_Message):
     occurred_at: _Instant
     principals: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)], ...],
-        Field(min_length=1, max_length=64),
-        BeforeValidator(_array),
+        Field(min_length=1),
+        BeforeValidator(_principals),
     ]
     embedding: Annotated[tuple[float, ...], PlainValidator(_components)]
     session_id: _Uuid | None = None
@@ -358,7 +368,7 @@ _RULES: Final[Mapping[str, str]] = {
 }
 _MAPS: Final = frozenset({"metadata", "coordinates"})
 _OURS: Final = frozenset(
-    {"nul", "surrogate", "version", "uuid", "instant", "array", "number", "hash", "code"}
+    {"nul", "surrogate", "version", "uuid", "instant", "array", "number", "hash", "code", "many"}
 )
 
 

@@ -73,7 +73,7 @@ def _queries() -> Iterator[Any]:
             if at != ("embedding",) or not isinstance(value, list):
                 yield instances.put(full, at, value)
     # Two changes in a random event.
-    for _ in range(2000):
+    for _ in range(1000):
         event = instances.query_event(rng, SHARED)
         for _ in range(2):
             at = rng.choice(list(instances.places(event)))
@@ -97,7 +97,7 @@ def _results() -> Iterator[Any]:
     for at in instances.places(full):
         for value in [*instances.VALUES, ...]:
             yield instances.put(full, at, value)
-    for _ in range(1500):
+    for _ in range(500):
         result = instances.retrieval_result(rng)
         for _ in range(2):
             at = rng.choice(list(instances.places(result)))

@@ -93,7 +93,7 @@ def test_every_truncation() -> None:
 def test_every_byte_of_a_small_avro_datum() -> None:
     seed = SEEDS["avro without embedding"]
     for at in range(len(seed)):
-        for byte in range(256):
+        for byte in (0, 1, 2, 3, 4, 0x41, 0x7F, 0x80, 0x81, 0xC3, 0xFE, 0xFF):
             _decoded(seed[:at] + bytes([byte]) + seed[at + 1 :])
 
 
