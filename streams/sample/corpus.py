@@ -130,7 +130,7 @@ class GoldenQuery:
     embedding_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
     """The whole sample.
 
