@@ -1,0 +1,58 @@
+-- The login roles beside the NOLOGIN roles that `anabranch migrate` creates. Run by psql, after `migrate`, as a superuser
+-- or as a role with CREATEROLE that may grant those; as often as you like: a second run sets the passwords anew and
+-- changes nothing else.
+--
+--   WORKER_PASSWORD=... INGESTION_PASSWORD=... psql --no-psqlrc -v ON_ERROR_STOP=1 -f k8s/postgres/roles.sql "$ADMIN_URI"
+--
+-- Passwords come from the environment: on a command line they would show in the process list.
+
+\set ON_ERROR_STOP on
+\set QUIET on
+
+\unset worker_password
+\unset ingestion_password
+\getenv worker_password WORKER_PASSWORD
+\getenv ingestion_password INGESTION_PASSWORD
+
+-- An unset variable would become a syntax error that quotes the statement; an empty password would lock the role out.
+\if :{?worker_password}
+\else
+    \set worker_password ''
+\endif
+\if :{?ingestion_password}
+\else
+    \set ingestion_password ''
+\endif
+
+BEGIN;
+
+-- The statements below carry passwords in their text, so they must not reach the server's log. Only a superuser may say
+-- so; anyone else sees to it that log_statement is neither ddl nor all.
+SELECT current_setting('is_superuser') = 'on' AS superuser \gset
+\if :superuser
+    SET LOCAL log_statement = 'none';
+    SET LOCAL log_min_error_statement = 'panic';
+    SET LOCAL log_min_duration_statement = -1;
+\endif
+-- A second run has nothing to tell.
+SET LOCAL client_min_messages = 'warning';
+
+SELECT :'worker_password' = '' OR :'ingestion_password' = '' AS password_missing \gset
+\if :password_missing
+    DO $$ BEGIN RAISE EXCEPTION 'WORKER_PASSWORD and INGESTION_PASSWORD must both be set'; END $$;
+\endif
+
+SELECT 'CREATE ROLE anabranch_worker'
+WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_worker') \gexec
+SELECT 'CREATE ROLE anabranch_ingestion'
+WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_ingestion') \gexec
+
+-- The worker may read what an event's principals may read, and nothing else.
+ALTER ROLE anabranch_worker LOGIN PASSWORD :'worker_password';
+GRANT anabranch_reader TO anabranch_worker;
+
+-- The back end that writes documents, chunks and grants.
+ALTER ROLE anabranch_ingestion LOGIN PASSWORD :'ingestion_password';
+GRANT anabranch_writer TO anabranch_ingestion;
+
+COMMIT;
