@@ -122,6 +122,8 @@ def writers(schemas: Iterable[tuple[str, Any]], readers: Mapping[str, Any]) -> d
             problems = unreadable(schema, readers[name])
         except BadWriterSchema as error:
             raise BadWriterSchema(f"{file}: {error}") from error
+        except KeyError as error:  # fastavro lets a record without fields pass
+            raise BadWriterSchema(f"{file}: no Avro schema: {error} is missing") from error
         if problems:
             raise BadWriterSchema(f"{file}: cannot be read: {problems[0]}")
         sorted_[name].append(writer)
