@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 __all__ = ["Settings", "SettingsError", "environment_names", "load", "secret_names"]
 
-SettingName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+\Z")]
-TopicName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}\Z")]
+SettingName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+$")]
+TopicName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 # What Kubernetes injects beside a Service named `anabranch`; none of our business.
 _KUBERNETES_SERVICE_LINK = re.compile(r"ANABRANCH_(SERVICE_.*|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)\Z")

@@ -1,6 +1,7 @@
 """Publishing: a record is published when the broker has acknowledged it on every in-sync replica, and not before."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ class Publisher(Service):
         on_success: told of every attempt that succeeded.
         wait_seconds: least and most seconds between two attempts; grows exponentially, with jitter.
     """
+
+    logger = logging.getLogger("mode")  # each step of a service's life
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
-"""The composition root: settings become a Faust app with everything wired together.
+"""The composition root: settings become a worker with everything wired together.
 
-Faust's part is the consumer group, the agent and the web server. What it commits, and when, is decided by
-`streams.worker.delivery`; docs of the traps that this avoids stand at each setting.
+Faust's part is the consumer group, the agent and the web server. What is committed, and when, is decided by
+`streams.worker.delivery`; the trap that a Faust setting avoids stands beside it.
 """
 
-import asyncio
 import logging
 import tempfile
 import tomllib
@@ -20,6 +19,7 @@ from mode import Service
 
 from streams.broker.connection import BrokerConnection
 from streams.broker.publisher import Publisher
+from streams.core.errors import TransientError
 from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay
 from streams.settings import Settings, SettingsError
 from streams.store.postgres import PostgresStore
@@ -122,11 +122,11 @@ class _Boot(BootStrategy):
     enable_kafka_producer = False
 
     def server(self) -> Iterable[Service]:
-        app: Anabranch = self.app
+        root: Anabranch = self.app.root
         return self._chain(
             self.sensors(),
             self.web_server(),
-            [app.publisher],
+            [root.publisher],
             self.kafka_consumer(),
             self.agents(),
             self.kafka_conductor(),
@@ -134,27 +134,53 @@ class _Boot(BootStrategy):
         )
 
 
-class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
-    """The worker as a Faust app.
+class _App(faust.App):  # type: ignore[misc]  # Faust is untyped to us
+    """Faust's app, with the hooks that it leaves to subclasses handed to the composition root.
+
+    Nothing else belongs here: Faust keeps its own state under plain names on the same object.
+    """
+
+    BootStrategy = _Boot
+    logger = logging.getLogger("mode")  # each step of a service's life, as told by Faust's own
+    root: "Anabranch"
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        await self.root.open()
+
+    async def on_stop(self) -> None:
+        await super().on_stop()
+        await self.root.close()
+
+    async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:  # noqa: ARG002
+        """Called when partitions are revoked, and on stop: fetching has ended, nothing is committed yet."""
+        await self.root.drain(stopping=self.should_stop)
+        await consumer.commit()
+
+
+class Anabranch:
+    """Everything that a worker is made of.
 
     Args:
         settings: the environment.
+
+    Attributes:
+        app: the Faust app that runs it.
 
     Raises:
         SettingsError: something that a worker needs is missing or unusable; one line.
     """
 
-    BootStrategy = _Boot
-
     def __init__(self, settings: Settings) -> None:
         connection = broker_connection(settings)
         try:
             client_options = connection.client_options()
-            credentials = connection.faust_credentials()
+            self.app = _faust_app(settings, connection)
         except OSError as error:
             raise SettingsError(f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}") from None
-        self._anabranch_settings = settings
-        self.store = PostgresStore(
+        self.app.root = self
+        self._settings = settings
+        self._store = PostgresStore(
             settings.store_dsn,
             # Two for each event in work, so that no arm ever waits for one; one for the probe.
             connections=2 * settings.anabranch_concurrency + 1,
@@ -162,9 +188,9 @@ class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
             principals_setting=settings.anabranch_principals_setting,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
         )
-        self.anabranch_metrics = Metrics(pool=self.store.connections, lag=self._lag)
-        self.health = StoreHealth(
-            probe=lambda: self.store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
+        self._metrics = Metrics(pool=self._store.connections, lag=self._lag)
+        self._health = StoreHealth(
+            probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
         )
         self._kafka_reachable = True
         self.publisher = Publisher(
@@ -173,13 +199,13 @@ class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
             on_success=self._kafka_answered,
             wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
         )
-        self._processor = Processor(
+        processor = Processor(
             codec=open_codec(settings),
-            store=self.store,
-            health=self.health,
+            store=self._store,
+            health=self._health,
             count_tokens=count_tokens,
             publish=self.publisher.publish,
-            metrics=self.anabranch_metrics,
+            metrics=self._metrics,
             profiles=load_profiles(settings),
             default_profile=settings.anabranch_default_profile,
             embedding_model=settings.anabranch_embedding_model,
@@ -193,123 +219,76 @@ class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
             ),
         )
         self._delivery: Delivery[_Input] = Delivery(
-            self._processor.handle,
-            generation=lambda: self.consumer_generation_id,
+            processor.handle,
+            generation=lambda: int(self.app.consumer_generation_id),
             concurrency=settings.anabranch_concurrency,
             on_defect=self._delivery_failed,
         )
-        self._acknowledged: dict[int, int] = {}
-        self.anabranch_metrics.in_flight.set_function(lambda: self._delivery.in_flight)
-        rebalance = settings.anabranch_rebalance_timeout_seconds
-        session = settings.anabranch_session_timeout_seconds
-        super().__init__(
-            settings.anabranch_consumer_group,
-            broker=connection.faust_broker(),
-            broker_credentials=credentials,
-            # Bytes in: Faust acknowledges what its own serializers cannot decode before anybody hears of it.
-            value_serializer="raw",
-            key_serializer="raw",
-            consumer_auto_offset_reset="earliest",
-            broker_commit_interval=_COMMIT_INTERVAL_SECONDS,
-            broker_session_timeout=session,
-            broker_heartbeat_interval=session / 4,
-            broker_rebalance_timeout=rebalance,
-            broker_request_timeout=max(rebalance, session) + 10.0,
-            broker_max_poll_interval=settings.anabranch_max_poll_interval_seconds,
-            # Small buffers: 4,096 embeddings of 6 KB in each would be the default, and repeats after a crash grow.
-            stream_buffer_maxsize=2 * settings.anabranch_concurrency,
-            broker_max_poll_records=500,
-            # Waits without limit for events that are never acknowledged; ours is `_consumer_wait_empty`.
-            stream_wait_empty=False,
-            topic_disable_leader=True,
-            topic_allow_declare=False,
-            table_standby_replicas=0,
-            # A read-only root file system has to do; nothing is kept there.
-            datadir=tempfile.gettempdir() + "/anabranch",
-            web_port=settings.anabranch_web_port,
-            web_stats_enabled=False,
-            web_graph_enabled=False,
-            web_router_enabled=False,
-            web_tables_enabled=False,
-            web_metrics_enabled=False,
-            autodiscover=False,
-        )
+        self._metrics.in_flight.set_function(lambda: self._delivery.in_flight)
         self._mount()
 
-    # -- what Faust calls ------------------------------------------------------------------------------------------
+    async def open(self) -> None:
+        """Before any service starts. The store is connected to later, so an absent one is no error."""
+        await self._store.open()
+        self.app.add_future(self._watch_store())
 
-    async def on_start(self) -> None:
-        """Before any other service: the store's pool. It connects later, so an absent store is no error."""
-        await super().on_start()
-        await self.store.open()
-        self.add_future(self._watch_store())
-
-    async def on_stop(self) -> None:
-        """Fetching stops, events in work end or are given up, offsets are committed; then the store is closed."""
-        await super().on_stop()
-        await self.store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
-
-    async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:  # noqa: ARG002
-        """Called when partitions are revoked, and on stop: fetching has ended, nothing is committed yet."""
-        settings = self._anabranch_settings
-        seconds = settings.anabranch_grace_period_seconds
-        if not self.should_stop:
-            seconds = min(seconds, settings.anabranch_rebalance_timeout_seconds * _DRAIN_SHARE_OF_REBALANCE)
+    async def drain(self, *, stopping: bool) -> None:
+        """Let the events in work end, within the grace period; in a rebalance, before the group loses patience."""
+        seconds = self._settings.anabranch_grace_period_seconds
+        if not stopping:
+            patience = self._settings.anabranch_rebalance_timeout_seconds
+            seconds = min(seconds, patience * _DRAIN_SHARE_OF_REBALANCE)
         await self._delivery.drain(seconds)
-        await consumer.commit()
-        self._acknowledged.clear()
 
-    # -- the agent and the pages -----------------------------------------------------------------------------------
+    async def close(self) -> None:
+        """After the last event."""
+        await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
 
     def _mount(self) -> None:
-        source = self.topic(
-            self._anabranch_settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw"
-        )
+        """The agent and the pages."""
+        app = self.app
+        source = app.topic(self._settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
 
-        @self.agent(source, name="retrieval")  # type: ignore[untyped-decorator]
+        @app.agent(source, name="retrieval")  # type: ignore[untyped-decorator]
         async def retrieval(stream: Any) -> None:
             events: AsyncIterable[EventT] = stream.noack().events()
             async for event in events:
                 await self._delivery.admit(_Input(event))
 
-        @self.page("/metrics")  # type: ignore[untyped-decorator]
+        @app.page("/metrics")  # type: ignore[untyped-decorator]
         async def metrics(web: Any, request: Any) -> Any:
             del request
-            return web.bytes(self.anabranch_metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+            return web.bytes(self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
-        @self.page("/healthz/live")  # type: ignore[untyped-decorator]
+        @app.page("/healthz/live")  # type: ignore[untyped-decorator]
         async def live(web: Any, request: Any) -> Any:
             del request
             return web.json({"live": True})
 
-        @self.page("/healthz/ready")  # type: ignore[untyped-decorator]
+        @app.page("/healthz/ready")  # type: ignore[untyped-decorator]
         async def ready(web: Any, request: Any) -> Any:
             del request
-            partitions = len(self._assignment())
-            is_ready = self.health.ready and partitions > 0 and self._kafka_reachable
+            partitions = len(self._partitions())
+            is_ready = self._health.ready and partitions > 0 and self._kafka_reachable
             body = {
                 "ready": is_ready,
-                "store": self.health.state.value,
+                "store": self._health.state.value,
                 "kafka": "up" if self._kafka_reachable else "down",
                 "partitions": partitions,
             }
             return web.json(body, status=200 if is_ready else 503)
 
-    # -- watching --------------------------------------------------------------------------------------------------
-
     async def _watch_store(self) -> None:
-        await self._warm_up()
-        await self.health.watch()  # raises Refused, which ends the worker
-
-    async def _warm_up(self) -> None:
+        count_tokens("")  # reads the vocabulary: a quarter of a second that the first event need not pay
         try:
-            await self.store.warm_up()
-        except Exception:  # noqa: BLE001  # only haste: the probe that follows says what is wrong
-            logger.debug("the pool could not be warmed up")
+            await self._store.warm_up()
+        except TransientError:
+            logger.debug("the pool could not be warmed up; the probe will say why")
+        await self._health.watch()  # raises Refused, which ends the worker
 
     async def _inspect(self) -> Sequence[Finding]:
-        setting = self._anabranch_settings.anabranch_principals_setting
-        findings: Sequence[Finding] = await self.store.inspect(
+        setting = self._settings.anabranch_principals_setting
+        findings: Sequence[Finding] = await self._store.inspect(
             lambda connection: inspect(connection, principals_setting=setting)
         )
         return findings
@@ -317,10 +296,10 @@ class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
     def _delivery_failed(self, defect: BaseException) -> None:
         # Its event stays unacknowledged; whoever starts next reads it again.
         logger.critical("a delivery failed with %s; ending", type(defect).__name__)
-        asyncio.ensure_future(self.crash(defect))  # noqa: RUF006  # the app keeps what it crashes with
+        self.app.add_future(self.app.crash(defect))
 
     def _kafka_failed(self, error: BaseException) -> None:
-        self.anabranch_metrics.retries.labels("kafka_unavailable").inc()
+        self._metrics.retries.labels("kafka_unavailable").inc()
         if self._kafka_reachable:
             logger.error("Kafka is not reachable or refuses (%s); trying on", type(error).__name__)
         self._kafka_reachable = False
@@ -330,18 +309,54 @@ class Anabranch(faust.App):  # type: ignore[misc]  # Faust is untyped to us
             logger.info("Kafka answers again")
         self._kafka_reachable = True
 
-    def _assignment(self) -> Iterable[TP]:
-        if self._consumer is None:
-            return ()
-        topic = self._anabranch_settings.anabranch_input_topic
+    def _partitions(self) -> Sequence[TP]:
+        """What this member is assigned of the input topic."""
         try:
-            return [tp for tp in self._consumer.assignment() if tp.topic == topic]
+            assignment = self.app.consumer.assignment()
         except Exception:  # noqa: BLE001  # not started yet: Faust has several exceptions for that
             return []
+        return [tp for tp in assignment if tp.topic == self._settings.anabranch_input_topic]
 
     def _lag(self) -> Iterable[tuple[int, int]]:
-        for tp in self._assignment():
-            end = self._consumer.highwater(tp)
-            done = self._consumer._committed_offset.get(tp)  # noqa: SLF001  # kept nowhere else
-            if end is not None and done is not None:
-                yield tp.partition, max(0, end - done)
+        consumer = self.app.consumer
+        for tp in self._partitions():
+            end = consumer.highwater(tp)
+            done = consumer._committed_offset.get(tp)  # noqa: SLF001  # Faust tells it nowhere else
+            if end is not None:
+                yield tp.partition, max(0, end - (done or 0))
+
+
+def _faust_app(settings: Settings, connection: BrokerConnection) -> _App:
+    session = settings.anabranch_session_timeout_seconds
+    rebalance = settings.anabranch_rebalance_timeout_seconds
+    return _App(
+        settings.anabranch_consumer_group,
+        broker=connection.faust_broker(),
+        broker_credentials=connection.faust_credentials(),
+        # Bytes in: Faust acknowledges what its own serializers cannot decode before anybody hears of it.
+        value_serializer="raw",
+        key_serializer="raw",
+        consumer_auto_offset_reset="earliest",
+        broker_commit_interval=_COMMIT_INTERVAL_SECONDS,
+        broker_session_timeout=session,
+        broker_heartbeat_interval=session / 4,
+        broker_rebalance_timeout=rebalance,
+        broker_request_timeout=max(rebalance, session) + 10.0,
+        broker_max_poll_interval=settings.anabranch_max_poll_interval_seconds,
+        # Faust's default would hold 4,096 embeddings of 6 KB.
+        stream_buffer_maxsize=2 * settings.anabranch_concurrency,
+        # It waits without limit for events that are never acknowledged; `_consumer_wait_empty` has one.
+        stream_wait_empty=False,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        table_standby_replicas=0,
+        # Nothing is kept there; a read-only root file system has to do.
+        datadir=tempfile.gettempdir() + "/anabranch",
+        web_port=settings.anabranch_web_port,
+        web_stats_enabled=False,
+        web_graph_enabled=False,
+        web_router_enabled=False,
+        web_tables_enabled=False,
+        web_metrics_enabled=False,
+        autodiscover=False,
+    )

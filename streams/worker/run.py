@@ -36,8 +36,7 @@ def run_worker(settings: Settings) -> NoReturn:
     """
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    app = Anabranch(settings)
-    worker = _Worker(app, loop=loop, redirect_stdouts=False, quiet=True)
+    worker = _Worker(Anabranch(settings).app, loop=loop, redirect_stdouts=False, quiet=True)
     worker.spinner = None
     with contextlib.suppress(Refused):
         worker.execute_from_commandline()
