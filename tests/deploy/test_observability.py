@@ -334,6 +334,7 @@ def test_runbook_speaks_of_what_exists(
     assert {re.sub(r"\s+", " ", panel) for panel in panels} <= titles
     codes = set(re.findall(r"`([a-z]+_[a-z_]+)`", text)) - {
         "store_misconfigured",
+        "kafka_unavailable",
         "max_connections",
         "runbook_url",
     }
