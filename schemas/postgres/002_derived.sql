@@ -52,7 +52,7 @@ DECLARE
   fingerprint bytea;
   found_id bigint;
 BEGIN
-  SELECT array_agg(DISTINCT g.principal COLLATE "C" ORDER BY g.principal COLLATE "C") INTO readers
+  SELECT array_agg(DISTINCT g.principal::text COLLATE "C" ORDER BY g.principal::text COLLATE "C") INTO readers
   FROM public.document_grants g
   WHERE g.document_id = document;
   IF readers IS NULL THEN
@@ -250,7 +250,8 @@ AS $$
   FROM public.documents d
   LEFT JOIN public.access_sets s ON s.id = d.access_set_id
   LEFT JOIN (
-    SELECT g.document_id, array_agg(DISTINCT g.principal COLLATE "C" ORDER BY g.principal COLLATE "C") AS principals
+    SELECT g.document_id,
+           array_agg(DISTINCT g.principal::text COLLATE "C" ORDER BY g.principal::text COLLATE "C") AS principals
     FROM public.document_grants g
     GROUP BY g.document_id
   ) truth ON truth.document_id = d.id

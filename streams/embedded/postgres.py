@@ -271,7 +271,8 @@ class EmbeddedPostgres:
 
     # Processes
 
-    def _program(self, name: str) -> str:
+    def program(self, name: str) -> str:
+        """The path of one of the wheel's programs, such as ``psql``."""
         if self._install is None:
             raise EmbeddedPostgresError("the binaries have not been located yet")
         return str(self._install / "bin" / name)
@@ -292,7 +293,7 @@ class EmbeddedPostgres:
         data = self.directory / "data"
         done = self._run(
             [
-                self._program("initdb"),
+                self.program("initdb"),
                 f"--pgdata={data}",
                 f"--username={SUPERUSER}",
                 f"--pwfile={self.directory / 'password'}",
@@ -322,7 +323,7 @@ class EmbeddedPostgres:
         log_starts_at = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own binaries, our own arguments
-                [self._program("postgres"), "-D", str(self.directory / "data"), *options],
+                [self.program("postgres"), "-D", str(self.directory / "data"), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

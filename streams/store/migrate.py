@@ -136,7 +136,7 @@ def _split(text: str) -> Iterator[str]:
 
 # What is there already
 
-#: The valid indexes of a table ($1), each as `USING method (columns)`: a search minds neither their parameters
+#: The valid indexes of a table ($1), each as `USING method (columns)`: a search minds neither parameters,
 #: nor that chunks without an embedding are left out.
 PRESENT_INDEXES: Final = """
     SELECT regexp_replace(substring(pg_get_indexdef(indexrelid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')
@@ -282,10 +282,11 @@ class _Migration:
         unprotected = await self._connection.fetchval(
             "SELECT NOT relrowsecurity FROM pg_class WHERE oid = to_regclass('public.documents')"
         )
+        await self._check_columns(complete=False)
         checked = False
         for statement in plan:
             if not checked and not statement.startswith(("CREATE TABLE", "ALTER TABLE")):
-                await self._check_columns()
+                await self._check_columns(complete=True)
                 checked = True
             try:
                 await self._apply(statement)
@@ -375,8 +376,7 @@ class _Migration:
         roles = [*_GROUP_ROLES, *([owner] if owner == _OWNER else [])]
         for role in roles:
             todo += await self._provide_role(role)
-        if not todo:
-            todo += await self._provide_schema_rights(owner)
+        todo += await self._provide_schema_rights(owner)
         if todo:
             raise MigrationError(
                 f"role {me['rolname']!r} may not provide all that is needed. A superuser has to run this,"
@@ -478,7 +478,7 @@ class _Migration:
 
     # Tables that were there before
 
-    async def _check_columns(self) -> None:
+    async def _check_columns(self, *, complete: bool) -> None:
         rows = await self._connection.fetch(
             "SELECT c.relname::text AS table, a.attname::text AS column,"
             "       regexp_replace(format_type(a.atttypid, a.atttypmod), '^.*[.]', '') AS type"
@@ -494,7 +494,7 @@ class _Migration:
                 continue
             for column, wanted in columns.items():
                 type_ = found.get((table, column))
-                if type_ is None or not fits(type_, wanted):
+                if not fits(type_, wanted) if type_ is not None else complete:
                     wrong.append(f"{table}.{column} is {type_ or 'missing'}, not {wanted}")
         if wrong:
             raise MigrationError("the tables that are there do not fit: " + "; ".join(wrong))

@@ -1,9 +1,9 @@
 """What a worker demands of its store before it answers anybody, and what an operator should know.
 
-Everything is read from catalogs that any role may read, as the worker's own role. What must be there is taken
-from the reference schema itself (``schemas/postgres``), so that the two cannot drift apart. A back end may have
-policies of its own: each of them then has to depend on the configured setting, directly, through a function, or
-through a table that is itself guarded so.
+Everything is read from catalogs that any role may read, as the worker's own role. What must be there is
+taken from the reference schema itself (``schemas/postgres``), so that the two cannot drift apart. A back end
+may have policies of its own: each of them then has to depend on the configured setting, directly, through a
+function, or through a table that is itself guarded so.
 """
 
 import re
