@@ -41,6 +41,7 @@ class TopicFinding:
         created: by this call.
         detail: one line.
         remedy: what to do; empty where all is well.
+        max_message_bytes: the largest record it takes; None where the broker does not tell.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class TopicFinding:
     created: bool
     detail: str
     remedy: str
+    max_message_bytes: int | None = None
 
 
 def topic_specs(
@@ -141,7 +143,9 @@ async def _look(client: AIOKafkaAdminClient, spec: TopicSpec, *, created: bool) 
     }
     detail = f"{'created' if created else 'is there'}, {partitions} partition{'s' if partitions != 1 else ''}"
     if not small:
-        return TopicFinding(spec.name, ok=True, created=created, detail=detail, remedy="")
+        return TopicFinding(
+            spec.name, ok=True, created=created, detail=detail, remedy="", max_message_bytes=_number(config)
+        )
     wanted = ",".join(f"{name}={spec.floors[name]}" for name in small)
     return TopicFinding(
         spec.name,
@@ -149,7 +153,13 @@ async def _look(client: AIOKafkaAdminClient, spec: TopicSpec, *, created: bool) 
         created=created,
         detail=detail + "; too small: " + ", ".join(f"{name}={value}" for name, value in small.items()),
         remedy=f"kafka-configs.sh --alter --entity-type topics --entity-name {spec.name} --add-config {wanted}",
+        max_message_bytes=_number(config),
     )
+
+
+def _number(config: Mapping[str, str]) -> int | None:
+    value = config.get("max.message.bytes", "")
+    return int(value) if value.isdigit() else None
 
 
 async def _config(client: AIOKafkaAdminClient, topic: str) -> dict[str, str]:

@@ -1,36 +1,250 @@
-"""`anabranch`: one command for each thing an operator does."""
+"""`anabranch`: one command for each thing an operator does.
 
+Each command imports what it needs when it runs: Faust alone takes half a second, and `anabranch check` needs none of it.
+"""
+# ruff: noqa: PLC0415
+
+import asyncio
+import json
 import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import click
 
 import streams
 from streams.settings import Settings, SettingsError, load
-from streams.telemetry import logs
 
 __all__ = ["main"]
+
+T = TypeVar("T")
+
+_USAGE_ERROR = 2
+
+
+class _Failed(click.ClickException):
+    """One line on standard error, exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        del file
+        click.echo(f"anabranch: {self.message}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(streams.__version__, prog_name="anabranch")
 def commands() -> None:
-    """Retrieval as a stream: query embeddings in, ranked and budgeted passages out, over Kafka and pgvector."""
+    """Retrieval as a stream: query embeddings in, ranked and budgeted passages out, over Kafka and pgvector.
+
+    Settings come from the environment; the README has the table.
+    """
 
 
 def main() -> None:
     """Entry point. A mistake in the settings is told in one line; exit code 2."""
     try:
-        commands(standalone_mode=True)
+        commands()
     except SettingsError as error:
         click.echo(f"anabranch: {error}", err=True)
-        sys.exit(2)
+        sys.exit(_USAGE_ERROR)
 
 
 @commands.command()
 def worker() -> None:
     """Run the processor until SIGTERM."""
-    from streams.worker.run import run_worker  # noqa: PLC0415  # Faust takes half a second to import
+    from streams.telemetry import logs
+    from streams.worker.run import run_worker
 
-    settings: Settings = load()
+    settings = load()
     logs.configure(settings.anabranch_log_format)
     run_worker(settings)
+
+
+@commands.command()
+@click.option("--keep", is_flag=True, help="Leave everything running until Ctrl-C, and print the addresses.")
+@click.option("--json", "as_json", is_flag=True, help="Print one machine-readable summary alone on standard output.")
+def demo(*, keep: bool, as_json: bool) -> None:
+    """Show it all on this machine: embedded broker and database, a real worker, real questions."""
+    from streams.demo.run import run_demo
+    from streams.demo.stack import DemoError
+    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
+
+    try:
+        answered_well = asyncio.run(run_demo(keep=keep, as_json=as_json))
+    except (DemoError, EmbeddedBrokerError, EmbeddedPostgresError) as error:
+        raise _Failed(str(error)) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(0 if keep else 130)
+    if not answered_well:
+        raise _Failed("a golden question has its expected passage outside the first five")
+
+
+@commands.command()
+def migrate() -> None:
+    """Apply the reference schema to the store, as its owner; idempotent."""
+    import streams.store.migrate as store
+
+    settings = load()
+    try:
+        done = _run_on_store(store.migrate(settings.admin_dsn, principals_setting=settings.anabranch_principals_setting))
+    except store.MigrationError as error:
+        raise _Failed(str(error)) from None
+    for line in done or ["nothing to do: the store is as it should be"]:
+        click.echo(line)
+
+
+@commands.command()
+@click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of a topic that is created.")
+@click.option("--replication-factor", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--max-event-bytes",
+    type=click.IntRange(1024),
+    default=1024 * 1024,
+    show_default=True,
+    help="Largest event that the input topic takes; the dead-letter topic takes 64 KiB more.",
+)
+@click.option("--check", is_flag=True, help="Change nothing.")
+def topics(*, partitions: int, replication_factor: int, max_event_bytes: int, check: bool) -> None:
+    """Create the topics with the right sizes and retention, or check them; idempotent."""
+    from streams.broker.topics import check_topics, create_topics, topic_specs
+
+    settings = load()
+    specs = topic_specs(
+        input_topic=settings.anabranch_input_topic,
+        output_topic=settings.anabranch_output_topic,
+        dead_letter_topic=settings.anabranch_dead_letter_topic,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        max_event_bytes=max_event_bytes,
+    )
+    act = check_topics if check else create_topics
+    findings = _run_on_kafka(act(_client_options(settings), specs), settings)
+    for finding in findings:
+        click.echo(f"{'ok' if finding.ok else 'FAULT':5}  {finding.topic}  {finding.detail}")
+        if finding.remedy:
+            click.echo(f"       remedy: {finding.remedy}")
+    if not all(finding.ok for finding in findings):
+        sys.exit(1)
+
+
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(*, as_json: bool) -> None:
+    """Say whether a worker would run here: store, role, policies, indexes, topics; each fault with its remedy.
+
+    Exit code 1 if a worker would refuse to start or could not serve.
+    """
+    from streams.cli.check import examine, table
+
+    settings = load()
+    findings = asyncio.run(examine(settings))
+    if as_json:
+        click.echo(json.dumps([finding.__dict__ for finding in findings]))
+    else:
+        table(findings)
+    if any(finding.level in {"refused", "unready"} for finding in findings):
+        sys.exit(1)
+
+
+@commands.group()
+def contract() -> None:
+    """Derive the Avro schemas from the JSON contracts, and check them."""
+
+
+@contract.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 where a schema is stale.")
+def derive(*, check: bool) -> None:
+    """Derive schemas/avro/*.avsc from contracts/**/*.schema.json."""
+    from pathlib import Path
+
+    from streams import resources
+    from streams.wire.derive import stale, write
+
+    contracts, avro = resources.contracts(), resources.schemas() / "avro"
+    if check:
+        names = stale(contracts, avro)
+        for name in names:
+            click.echo(f"stale: {name}")
+        sys.exit(1 if names else 0)
+    for name in write(contracts, Path(str(avro))):
+        click.echo(f"wrote {name}")
+
+
+@contract.command()
+def compatible() -> None:
+    """Check that every schema can read and be read by each one released before; exit code 1 where not."""
+    from streams import resources
+    from streams.cli.contracts import broken
+
+    faults = broken(resources.schemas() / "avro")
+    for fault in faults:
+        click.echo(fault)
+    if faults:
+        sys.exit(1)
+    click.echo("every schema is compatible with each released one, in both directions")
+
+
+@commands.command()
+@click.argument("events", type=click.File("r", encoding="utf-8"), default="-")
+def publish(events: Any) -> None:
+    """Publish events from JSONL (a file, or - for standard input) to the input topic, as Avro.
+
+    Each line is a query_embedding; one that breaks the contract is named and stops the command before anything is sent.
+    """
+    from streams.cli.exchange import publish_events, read_events
+
+    settings = load()
+    queries = read_events(events)
+    _run_on_kafka(publish_events(settings, _client_options(settings), queries), settings)
+    click.echo(f"published {len(queries)} events to {settings.anabranch_input_topic}")
+
+
+@commands.command()
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest result, not with the next one.")
+@click.option("--dead-letters", is_flag=True, help="Show dead letters instead of results.")
+@click.option("--limit", type=click.IntRange(1), help="End after so many.")
+def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None:
+    """Print results as they arrive, decoded, one JSON object a line."""
+    from streams.cli.exchange import tail_topic
+
+    settings = load()
+    try:
+        _run_on_kafka(
+            tail_topic(
+                settings,
+                _client_options(settings),
+                dead_letters=dead_letters,
+                from_beginning=from_beginning,
+                limit=limit,
+                show=click.echo,
+            ),
+            settings,
+        )
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _client_options(settings: Settings) -> dict[str, Any]:
+    from streams.worker.configured import broker_connection
+
+    return broker_connection(settings).client_options()
+
+
+def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
+    import logging
+
+    from aiokafka.errors import KafkaError
+
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
+    try:
+        return asyncio.run(work)
+    except KafkaError as error:
+        raise _Failed(f"Kafka at {settings.kafka_bootstrap_servers}: {type(error).__name__}: {error}") from None
+
+
+def _run_on_store(work: Coroutine[Any, Any, T]) -> T:
+    import asyncpg
+
+    try:
+        return asyncio.run(work)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise _Failed(f"PostgreSQL: {type(error).__name__}: {error}") from None

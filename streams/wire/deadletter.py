@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from streams.core.errors import TerminalError
 
-__all__ = ["CODE_HEADER", "error_headers"]
+__all__ = ["CODE_HEADER", "MESSAGE_HEADER", "error_headers"]
 
 CODE_HEADER = "anabranch.error.code"
+MESSAGE_HEADER = "__connect.errors.exception.message"
 
 # Keeps a dead letter within the margin that its topic has over the input topic.
 _MOST_MESSAGE_CHARACTERS = 1000
@@ -30,7 +31,7 @@ def error_headers(
         "__connect.errors.offset": str(offset),
         "__connect.errors.stage": error.stage,
         "__connect.errors.class.name": type(error).__name__,
-        "__connect.errors.exception.message": str(error)[:_MOST_MESSAGE_CHARACTERS],
+        MESSAGE_HEADER: str(error)[:_MOST_MESSAGE_CHARACTERS],
         CODE_HEADER: error.code,
     }
     return [(name, value.encode()) for name, value in fields.items()]

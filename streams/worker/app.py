@@ -6,7 +6,6 @@ Faust's part is the consumer group, the agent and the web server. What is commit
 
 import logging
 import tempfile
-import tomllib
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -20,18 +19,17 @@ from mode import Service
 from streams.broker.connection import BrokerConnection
 from streams.broker.publisher import Publisher
 from streams.core.errors import TransientError
-from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay
 from streams.settings import Settings, SettingsError
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
 from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
-from streams.wire import BadWriterSchema, Codec
+from streams.worker.configured import broker_connection, load_profiles, open_codec
 from streams.worker.delivery import Delivery
 from streams.worker.health import StoreHealth
 from streams.worker.processor import OutagePolicy, Processor
 
-__all__ = ["Anabranch", "broker_connection", "load_profiles", "open_codec"]
+__all__ = ["Anabranch"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,55 +38,6 @@ _DRAIN_SHARE_OF_REBALANCE = 0.6
 _COMMIT_INTERVAL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 2.0
 _CLOSE_TIMEOUT_SECONDS = 3.0
-
-
-def broker_connection(settings: Settings) -> BrokerConnection:
-    """Kafka's part of the settings."""
-
-    def secret(value: Any) -> str | None:
-        return None if value is None else value.get_secret_value()
-
-    return BrokerConnection(
-        bootstrap_servers=settings.kafka_bootstrap_servers,
-        security_protocol=settings.kafka_security_protocol,
-        sasl_mechanism=settings.kafka_sasl_mechanism,
-        username=settings.kafka_sasl_username,
-        password=secret(settings.kafka_sasl_password),
-        cafile=settings.kafka_ssl_cafile,
-        certfile=settings.kafka_ssl_certfile,
-        keyfile=settings.kafka_ssl_keyfile,
-        key_password=secret(settings.kafka_ssl_key_password),
-    )
-
-
-def load_profiles(settings: Settings) -> Mapping[str, Profile]:
-    """The shipped profiles, with the operator's file laid over them.
-
-    Raises:
-        SettingsError: the file cannot be read, is no TOML, or has a profile that is malformed; one line.
-    """
-    profiles: Mapping[str, Profile] = SHIPPED
-    if settings.anabranch_profiles_file is not None:
-        try:
-            tables = tomllib.loads(settings.anabranch_profiles_file.read_text(encoding="utf-8"))
-            profiles = overlay(SHIPPED, tables)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ProfileError) as error:
-            raise SettingsError(f"ANABRANCH_PROFILES_FILE: {error}") from None
-    if settings.anabranch_default_profile not in profiles:
-        raise SettingsError(f"ANABRANCH_DEFAULT_PROFILE: there is no profile of this name; there are {', '.join(profiles)}")
-    return profiles
-
-
-def open_codec(settings: Settings) -> Codec:
-    """The codec, with the writer schemas of `ANABRANCH_SCHEMA_PATH`.
-
-    Raises:
-        SettingsError: a schema there cannot be used.
-    """
-    try:
-        return Codec(settings.anabranch_schema_path)
-    except (BadWriterSchema, OSError) as error:
-        raise SettingsError(f"ANABRANCH_SCHEMA_PATH: {error}") from None
 
 
 class _Input:

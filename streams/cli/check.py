@@ -1,0 +1,97 @@
+"""`anabranch check`: the preflight of store and topics, for people and machines."""
+
+from collections.abc import Sequence
+
+import asyncpg
+from aiokafka.errors import KafkaError
+from rich.console import Console
+from rich.table import Table
+
+from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
+from streams.settings import Settings
+from streams.store.preflight import Finding, inspect
+from streams.worker.configured import broker_connection, load_profiles, open_codec
+
+__all__ = ["examine", "table"]
+
+_STYLES = {"ok": "green", "warning": "yellow", "unready": "red", "refused": "bold red"}
+_CONNECT_SECONDS = 10.0
+# The smallest event is some 4 KB; whatever the topic takes, dead letters must have room for more.
+_SMALLEST_TOPIC_BYTES = 16 * 1024
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Everything a worker would find at its start.
+
+    Raises:
+        SettingsError: a setting that a worker needs is missing or unusable.
+    """
+    open_codec(settings)
+    load_profiles(settings)
+    return [*await _store(settings), *await _topics(settings)]
+
+
+def table(findings: Sequence[Finding]) -> None:
+    """Print them, faults with their remedies."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("", "what", "found", "remedy"):
+        shown.add_column(heading, overflow="fold")
+    for finding in findings:
+        style = _STYLES[finding.level]
+        shown.add_row(f"[{style}]{finding.level}[/]", finding.check, finding.detail, finding.remedy)
+    Console(highlight=False).print(shown)
+
+
+async def _store(settings: Settings) -> list[Finding]:
+    try:
+        connection = await asyncpg.connect(settings.store_dsn, timeout=_CONNECT_SECONDS)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        return [
+            Finding(
+                "connection",
+                "unready",
+                f"PostgreSQL cannot be reached as the worker ({type(error).__name__})",
+                "check DATABASE_CONNECTION_STRING, and that the server is up",
+            )
+        ]
+    try:
+        return await inspect(connection, principals_setting=settings.anabranch_principals_setting)
+    finally:
+        await connection.close()
+
+
+async def _topics(settings: Settings) -> list[Finding]:
+    specs = topic_specs(
+        input_topic=settings.anabranch_input_topic,
+        output_topic=settings.anabranch_output_topic,
+        dead_letter_topic=settings.anabranch_dead_letter_topic,
+        partitions=1,
+        replication_factor=1,
+        max_event_bytes=_SMALLEST_TOPIC_BYTES,
+    )
+    try:
+        found = await check_topics(broker_connection(settings).client_options(), specs)
+    except (KafkaError, OSError) as error:
+        return [
+            Finding(
+                "broker",
+                "unready",
+                f"Kafka cannot be reached ({type(error).__name__})",
+                "check KAFKA_BOOTSTRAP_SERVERS, and that the broker is up",
+            )
+        ]
+    findings = [
+        Finding("topic", "ok" if topic.ok else "unready", f"{topic.topic} {topic.detail}", topic.remedy) for topic in found
+    ]
+    sizes = {topic.topic: topic.max_message_bytes for topic in found}
+    taken, room = sizes[settings.anabranch_input_topic], sizes[settings.anabranch_dead_letter_topic]
+    if taken is not None and room is not None and room < taken + DEAD_LETTER_MARGIN_BYTES:
+        findings.append(
+            Finding(
+                "topic",
+                "unready",
+                f"{settings.anabranch_dead_letter_topic} takes {room} bytes: too few for the largest event",
+                f"set its max.message.bytes to {taken + DEAD_LETTER_MARGIN_BYTES} or more",
+            )
+        )
+    return findings

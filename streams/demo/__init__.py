@@ -1,0 +1,1 @@
+"""The demo: the real worker on an embedded broker and database, answering real questions."""

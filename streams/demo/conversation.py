@@ -1,0 +1,133 @@
+"""Asking the golden questions over Kafka, and collecting what comes back."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+
+from streams.core.messages import SCHEMA_VERSION, QueryEmbedding, RetrievalResult
+from streams.demo.stack import DemoError, Stack
+from streams.sample import Corpus, GoldenQuery
+from streams.wire import Codec
+from streams.wire.deadletter import CODE_HEADER, MESSAGE_HEADER
+
+__all__ = ["Answer", "DeadLetter", "converse"]
+
+_ANSWER_SECONDS = 20.0
+# Another model's size: the mistake that the demo makes on purpose.
+_WRONG_DIMENSIONS = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result, the question it answers, and the milliseconds from publishing the one to reading the other."""
+
+    question: GoldenQuery
+    result: RetrievalResult
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An event that can never succeed."""
+
+    code: str
+    reason: str
+
+
+async def converse(stack: Stack, corpus: Corpus) -> AsyncIterator[Answer | DeadLetter]:
+    """Publish every golden question, one after another, and one bad event; yields what comes back.
+
+    Raises:
+        DemoError: nothing came back in time, or something that nobody asked for.
+    """
+    topics = (stack.settings.anabranch_output_topic, stack.settings.anabranch_dead_letter_topic)
+    consumer = AIOKafkaConsumer(**stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=50)
+    producer = AIOKafkaProducer(**stack.client_options, acks="all")
+    # Without a group: nothing is committed, and nobody has to be waited for.
+    consumer.assign([TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)])
+    await consumer.start()
+    try:
+        await producer.start()
+        try:
+            asker = _Asker(stack, corpus, producer, consumer)
+            middle = len(corpus.queries) // 2
+            for question in corpus.queries[:middle]:
+                yield await asker.ask(question)
+            yield await asker.ask_with_the_wrong_model(corpus.queries[middle])
+            for question in corpus.queries[middle:]:
+                yield await asker.ask(question)
+        finally:
+            await producer.stop()
+    finally:
+        await consumer.stop()
+
+
+class _Asker:
+    """One question at a time: publish, and wait for what becomes of it."""
+
+    def __init__(
+        self, stack: Stack, corpus: Corpus, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer
+    ) -> None:
+        self._settings = stack.settings
+        self._corpus = corpus
+        self._producer = producer
+        self._consumer = consumer
+        self._codec = Codec()
+
+    async def ask(self, question: GoldenQuery) -> Answer:
+        event = QueryEmbedding.parse(self._event(question))
+        value = self._codec.encode_query(event)
+        asked = perf_counter()
+        record = await self._exchange(value)
+        latency_ms = (perf_counter() - asked) * 1000
+        if record.topic != self._settings.anabranch_output_topic:
+            raise DemoError(f"a question became a dead letter: {_dead_letter(record).reason}")
+        result = self._codec.decode_result(record.value)
+        if result.event_id != event.event_id:
+            raise DemoError("an answer belongs to another question")
+        return Answer(question, result, latency_ms)
+
+    async def ask_with_the_wrong_model(self, question: GoldenQuery) -> DeadLetter:
+        """As plain JSON, as somebody would by hand."""
+        event = self._event(question)
+        event["embedding"] = event["embedding"][:_WRONG_DIMENSIONS]
+        record = await self._exchange(json.dumps(event).encode())
+        if record.topic != self._settings.anabranch_dead_letter_topic:
+            raise DemoError("the bad event was answered")
+        return _dead_letter(record)
+
+    async def _exchange(self, value: bytes) -> ConsumerRecord:
+        await self._producer.send(self._settings.anabranch_input_topic, value=value, key=uuid4().bytes)
+        try:
+            return await asyncio.wait_for(self._consumer.getone(), _ANSWER_SECONDS)
+        except TimeoutError:
+            raise DemoError(f"no answer within {_ANSWER_SECONDS:.0f} s") from None
+
+    def _event(self, question: GoldenQuery) -> dict[str, Any]:
+        """The question as its contract's JSON; of the text only a hash goes along."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "event_id": str(uuid4()),
+            "occurred_at": datetime.now(UTC).isoformat(),
+            "principals": list(question.principals),
+            "embedding": [float(component) for component in self._corpus.query_embedding(question)],
+            "session_id": None if question.session_id is None else str(question.session_id),
+            "topic_id": None if question.topic_id is None else str(question.topic_id),
+            "profile": question.profile,
+            "filters": None if question.filters is None else dict(question.filters),
+            "embedding_model": self._corpus.embedding_model,
+            "query_hash": hashlib.sha256(question.text.encode()).hexdigest(),
+        }
+
+
+def _dead_letter(record: ConsumerRecord) -> DeadLetter:
+    headers = {name: value.decode() for name, value in record.headers}
+    return DeadLetter(headers[CODE_HEADER], headers[MESSAGE_HEADER])

