@@ -1,0 +1,122 @@
+"""What stands in a store, as plain values: loaded through the back end's role, and read by the oracle."""
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+from pgvector.asyncpg import register_vector
+
+__all__ = ["Chunk", "Corpus", "Document", "load", "random_uuid", "unit_vectors"]
+
+
+@dataclass(frozen=True)
+class Document:
+    id: UUID
+    readers: frozenset[str]
+    session_id: UUID | None = None
+    title: str | None = None
+    source_url: str | None = None
+    file_description: str | None = None
+    document_type: str | None = None
+    metadata: Any = field(default_factory=dict)  # any JSON value; None: SQL's null
+
+
+@dataclass(frozen=True)
+class Chunk:
+    id: UUID
+    document_id: UUID
+    text_content: str
+    embedding: np.ndarray | None  # float32, shape (768,)
+    session_id: UUID | None = None
+    parent_chunk_id: UUID | None = None
+    related_topic_ids: Sequence[UUID] = ()
+    chunk_type: str | None = "theory"
+    chunk_position: int | None = None
+    token_count: int | None = None
+    page: int | None = None
+    section: str | None = None
+    coordinates: Any = None
+    metadata: Any = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    documents: Mapping[UUID, Document]
+    chunks: Mapping[UUID, Chunk]
+
+    @classmethod
+    def of(cls, documents: Iterable[Document], chunks: Iterable[Chunk]) -> "Corpus":
+        return cls({document.id: document for document in documents}, {chunk.id: chunk for chunk in chunks})
+
+
+async def load(dsn: str, corpus: Corpus) -> None:
+    """Writes a corpus as the back end that the connection string logs in as."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await register_vector(connection)
+        async with connection.transaction():
+            await connection.executemany(
+                "INSERT INTO documents (id, session_id, title, source_url, file_description, document_type,"
+                " metadata) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                [
+                    (
+                        d.id,
+                        d.session_id,
+                        d.title,
+                        d.source_url,
+                        d.file_description,
+                        d.document_type,
+                        _json(d.metadata),
+                    )
+                    for d in corpus.documents.values()
+                ],
+            )
+            await connection.executemany(
+                "INSERT INTO document_grants (document_id, principal) VALUES ($1, $2)",
+                [(d.id, reader) for d in corpus.documents.values() for reader in sorted(d.readers)],
+            )
+            await connection.executemany(
+                "INSERT INTO document_chunks (id, document_id, session_id, parent_chunk_id,"
+                " related_topic_ids, chunk_type, chunk_position, text_content, token_count, page, section,"
+                " coordinates, metadata, embedding) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+                [
+                    (
+                        c.id,
+                        c.document_id,
+                        c.session_id,
+                        c.parent_chunk_id,
+                        list(c.related_topic_ids),
+                        c.chunk_type,
+                        c.chunk_position,
+                        c.text_content,
+                        c.token_count,
+                        c.page,
+                        c.section,
+                        _json(c.coordinates),
+                        _json(c.metadata),
+                        c.embedding,
+                    )
+                    for c in corpus.chunks.values()
+                ],
+            )
+    finally:
+        await connection.close()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def random_uuid(rng: random.Random) -> UUID:
+    return UUID(int=rng.getrandbits(128), version=4)
+
+
+def unit_vectors(count: int, seed: int) -> np.ndarray:
+    """Random directions, shape (count, 768), float32."""
+    vectors = np.random.default_rng(seed).standard_normal((count, 768))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)

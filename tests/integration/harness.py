@@ -1,0 +1,420 @@
+"""A worker's surroundings: its process, its topics, and what comes out of them."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+from uuid import UUID, uuid4
+
+import numpy as np
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.structs import ConsumerRecord
+from bad_inputs import RESULT_WRITER
+from fastavro import schemaless_reader
+from prometheus_client.parser import text_string_to_metric_families
+
+from streams.broker.topics import create_topics, topic_specs
+from streams.core.messages import QueryEmbedding
+from streams.wire import Codec
+
+__all__ = [
+    "Account",
+    "Channel",
+    "Outbox",
+    "Samples",
+    "Worker",
+    "account",
+    "as_avro",
+    "as_json",
+    "free_port",
+    "open_channel",
+    "query",
+    "read_result",
+    "until",
+]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+PARTITIONS = 3
+# More than the largest bad input.
+_MOST_BYTES = 4 * 1024 * 1024
+
+# Short clocks: a group of one waits this long for members that never come.
+_CLOCKS = {
+    "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": "2",
+    "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
+    "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
+    "ANABRANCH_LOG_FORMAT": "console",
+}
+
+
+# Topics
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One test's topics and group."""
+
+    bootstrap_servers: str
+    name: str
+    producer: AIOKafkaProducer
+
+    @property
+    def input(self) -> str:
+        return f"{self.name}.queries"
+
+    @property
+    def output(self) -> str:
+        return f"{self.name}.results"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.name}.dead"
+
+    async def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        *,
+        partition: int | None = None,
+    ) -> tuple[int, int]:
+        """Puts one event on the input topic; returns its partition and offset."""
+        sent = await self.producer.send_and_wait(
+            self.input, value, key=key, headers=list(headers), partition=partition
+        )
+        return sent.partition, sent.offset
+
+    async def send_all(self, events: Iterable[tuple[bytes | None, bytes]]) -> None:
+        """Puts many (value, key) on the input topic, without waiting for each."""
+        sent = [await self.producer.send(self.input, value, key=key) for value, key in events]
+        await asyncio.gather(*sent)
+
+
+@asynccontextmanager
+async def open_channel(bootstrap_servers: str, name: str) -> AsyncIterator[Channel]:
+    """Creates the topics as `anabranch topics` does."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5, max_request_size=2 * _MOST_BYTES
+    )
+    channel = Channel(bootstrap_servers, name, producer)
+    specs = topic_specs(
+        input_topic=channel.input,
+        output_topic=channel.output,
+        dead_letter_topic=channel.dead_letters,
+        partitions=PARTITIONS,
+        replication_factor=1,
+        max_event_bytes=_MOST_BYTES,
+    )
+    await create_topics({"bootstrap_servers": bootstrap_servers}, specs)
+    await producer.start()
+    try:
+        yield channel
+    finally:
+        await producer.stop()
+
+
+class Outbox:
+    """Reads results and dead letters into memory, in the background, from the beginning."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._reading: asyncio.Task[None] | None = None
+        self._consumer: AIOKafkaConsumer | None = None
+        self.results: list[ConsumerRecord] = []
+        self.dead_letters: list[ConsumerRecord] = []
+
+    async def __aenter__(self) -> Self:
+        self._consumer = AIOKafkaConsumer(
+            self._channel.output,
+            self._channel.dead_letters,
+            bootstrap_servers=self._channel.bootstrap_servers,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=2 * _MOST_BYTES,
+        )
+        await self._consumer.start()
+        self._reading = asyncio.create_task(self._read(self._consumer))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._reading is not None
+        assert self._consumer is not None
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
+        await self._consumer.stop()
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        async for record in consumer:
+            (self.results if record.topic == self._channel.output else self.dead_letters).append(record)
+
+    async def until(self, *, results: int = 0, dead_letters: int = 0, seconds: float = 60) -> None:
+        """Waits until at least so many have come."""
+        assert self._reading is not None
+        reading = self._reading
+
+        def there() -> bool:
+            if reading.done():
+                reading.result()  # its exception, if it has one
+            return len(self.results) >= results and len(self.dead_letters) >= dead_letters
+
+        await until(
+            there,
+            lambda: (
+                f"{len(self.results)} of {results} results, {len(self.dead_letters)} of {dead_letters} dead letters"
+            ),
+            seconds=seconds,
+        )
+
+    async def until_answered(self, asked: set[str], *, seconds: float) -> None:
+        """Waits until each of these events has a result."""
+        answered: set[str] = set()
+        seen = 0
+
+        def there() -> bool:
+            nonlocal seen
+            answered.update(event_id_of(record) for record in self.results[seen:])
+            seen = len(self.results)
+            return asked <= answered
+
+        def progress() -> str:
+            lost = sorted(asked - answered)
+            return f"{len(lost)} of {len(asked)} events have no result: {', '.join(lost[:10])}"
+
+        await until(there, progress, seconds=seconds)
+
+
+async def until(condition: Callable[[], bool], progress: Callable[[], str], *, seconds: float) -> None:
+    """Waits for a condition.
+
+    Raises:
+        AssertionError: it does not come true in time; with the progress so far.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {seconds:.0f} s: {progress()}")
+        await asyncio.sleep(0.02)
+
+
+# Accounting
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of the events that were asked.
+
+    Attributes:
+        lost: asked, without a result.
+        strange: results that nobody asked for.
+        repeats: results beyond the first of an event.
+    """
+
+    asked: int
+    lost: list[str]
+    strange: list[str]
+    repeats: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.asked} asked, {len(self.lost)} lost, {len(self.strange)} strange, {self.repeats} repeats"
+        )
+
+
+def account(asked: Iterable[str], results: Iterable[ConsumerRecord]) -> Account:
+    expected = set(asked)
+    came = Counter(event_id_of(record) for record in results)
+    return Account(
+        asked=len(expected),
+        lost=sorted(expected - set(came)),
+        strange=sorted(set(came) - expected),
+        repeats=sum(came.values()) - len(came),
+    )
+
+
+def event_id_of(record: ConsumerRecord) -> str:
+    return str(read_result(record.value)["event_id"])
+
+
+# Messages
+
+_CODEC = Codec()
+
+
+def query(embedding: Sequence[float] | np.ndarray, **fields: Any) -> dict[str, Any]:
+    """A query event, now, with an id of its own, as a JSON dictionary."""
+    return {
+        "schema_version": "1.0.0",
+        "event_id": str(uuid4()),
+        "occurred_at": datetime.now(UTC).isoformat(),
+        "principals": ["user:1"],
+        "embedding": [float(component) for component in embedding],
+    } | {name: str(value) if isinstance(value, UUID) else value for name, value in fields.items()}
+
+
+def as_json(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event).encode()
+
+
+def as_avro(event: Mapping[str, Any]) -> bytes:
+    """In Avro single-object encoding."""
+    return _CODEC.encode_query(QueryEmbedding.parse(dict(event)))
+
+
+def read_result(value: bytes | None) -> dict[str, Any]:
+    """A result, by Avro's own rules and the derived schema: nothing of the worker's codec takes part."""
+    assert value is not None
+    assert value[:2] == b"\xc3\x01"
+    assert value[2:10] == RESULT_WRITER.fingerprint
+    stream = BytesIO(value[10:])
+    result = schemaless_reader(stream, RESULT_WRITER.schema)
+    assert stream.read() == b""
+    assert isinstance(result, dict)
+    return result
+
+
+# The process
+
+
+class Samples:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.families: dict[str, str] = {}
+        self._values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in text_string_to_metric_families(text):
+            self.families[family.name] = family.type
+            for sample in family.samples:
+                self._values[sample.name, frozenset(sample.labels.items())] = sample.value
+
+    def value(self, name: str, **labels: str) -> float:
+        """One sample; absent is an error."""
+        return self._values[name, frozenset(labels.items())]
+
+    def all(self, name: str) -> dict[tuple[str, ...], float]:
+        """Label values (in the order of the labels' names) to value."""
+        return {
+            tuple(value for _, value in sorted(labels)): number
+            for (sample, labels), number in self._values.items()
+            if sample == name
+        }
+
+    def total(self, name: str) -> float:
+        return sum(self.all(name).values())
+
+
+class Worker:
+    """``anabranch worker`` in a process of its own, logging into a file."""
+
+    def __init__(
+        self, log_file: Path, channel: Channel, dsn: str | None, settings: Mapping[str, str]
+    ) -> None:
+        self.log_file = log_file
+        self.port = free_port()
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
+            "ANABRANCH_INPUT_TOPIC": channel.input,
+            "ANABRANCH_OUTPUT_TOPIC": channel.output,
+            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+            "ANABRANCH_CONSUMER_GROUP": channel.name,
+            "ANABRANCH_WEB_PORT": str(self.port),
+            **_CLOCKS,
+            **settings,
+        }
+        if dsn is not None:
+            environment["DATABASE_CONNECTION_STRING"] = dsn
+        with log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error::ResourceWarning", "-m", "streams", "worker"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=_ROOT,
+                env=environment,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 where nobody answers."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (URLError, OSError) as error:
+            return 0, str(error)
+
+    def is_live(self) -> bool:
+        return self.page("/healthz/live")[0] == 200
+
+    def is_ready(self) -> bool:
+        return self.page("/healthz/ready")[0] == 200
+
+    async def scrape(self) -> Samples:
+        status, text = await asyncio.to_thread(self.page, "/metrics")
+        assert status == 200, text
+        return Samples(text)
+
+    async def until_ready(self, *, ready: bool = True, seconds: float = 30) -> float:
+        """Waits for readiness, or the end of it; returns how long that took."""
+        began = time.monotonic()
+        while True:
+            assert self.process.poll() is None, f"the worker ended:\n{self.log[-4000:]}"
+            status, body = await asyncio.to_thread(self.page, "/healthz/ready")
+            if status == (200 if ready else 503):
+                return time.monotonic() - began
+            assert time.monotonic() - began < seconds, f"readiness is {status} {body}\n{self.log[-4000:]}"
+            await asyncio.sleep(0.05)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    async def terminate(self, *, seconds: float = 15) -> tuple[int, float]:
+        """SIGTERM; returns the exit code and how long it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        return await self.ended(seconds=seconds), time.monotonic() - began
+
+    async def ended(self, *, seconds: float) -> int:
+        """Waits for its end; returns the exit code."""
+        await until(
+            lambda: self.process.poll() is not None,
+            lambda: f"it runs on\n{self.log[-4000:]}",
+            seconds=seconds,
+        )
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    def end(self) -> None:
+        """Whatever state it is in."""
+        if self.process.poll() is None:
+            self.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
