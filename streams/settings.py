@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     anabranch_session_timeout_seconds: float = Field(default=10.0, ge=1)
     anabranch_rebalance_timeout_seconds: float = Field(default=40.0, ge=2)
     anabranch_max_poll_interval_seconds: float = Field(default=1000.0, ge=1)
+    # How long a broker may hold a fetch that has nothing to bring. Kafka answers as soon as there is something.
+    anabranch_fetch_max_wait_seconds: float = Field(default=0.5, gt=0, le=60)
     anabranch_log_format: Literal["json", "console"] = "json"
 
     @classmethod

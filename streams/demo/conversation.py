@@ -49,7 +49,7 @@ async def converse(stack: Stack, corpus: Corpus) -> AsyncIterator[Answer | DeadL
         DemoError: nothing came back in time, or something that nobody asked for.
     """
     topics = (stack.settings.anabranch_output_topic, stack.settings.anabranch_dead_letter_topic)
-    consumer = AIOKafkaConsumer(**stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=50)
+    consumer = AIOKafkaConsumer(**stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=10)
     producer = AIOKafkaProducer(**stack.client_options, acks="all")
     # Without a group: nothing is committed, and nobody has to be waited for.
     consumer.assign([TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)])

@@ -188,6 +188,8 @@ def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
         "ANABRANCH_WEB_PORT": str(web_port),
         "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),
         "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
+        # The embedded broker answers a fetch that came before the record only when its wait is over.
+        "ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02",
         "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
         "ANABRANCH_LOG_FORMAT": "console",
     }

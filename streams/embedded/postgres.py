@@ -26,15 +26,9 @@ __all__ = ["THROW_AWAY", "EmbeddedPostgres", "EmbeddedPostgresError"]
 HOST: Final = "127.0.0.1"
 SUPERUSER: Final = "postgres"
 
-#: Settings for data that may be lost with the machine: several times faster writes.
+#: For data that may be lost with the machine. A commit still outlives the server's own end, however sudden.
 THROW_AWAY: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "fsync": "off",
-        "synchronous_commit": "off",
-        "full_page_writes": "off",
-        "wal_level": "minimal",
-        "max_wal_senders": "0",
-    }
+    {"fsync": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": "0"}
 )
 
 _FOLDERS: Final = {16: "pginstall", 18: "pginstall18"}

@@ -141,7 +141,8 @@ def _split(text: str) -> Iterator[str]:
 PRESENT_INDEXES: Final = """
     SELECT regexp_replace(substring(pg_get_indexdef(indexrelid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')
     FROM pg_index
-    WHERE indrelid = to_regclass('public.' || $1) AND indisvalid
+    WHERE indrelid = (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname = $1)
+      AND indisvalid
       AND (indpred IS NULL OR pg_get_expr(indpred, indrelid) = '(embedding IS NOT NULL)')
 """
 QUALIFIERS: Final = re.compile(r"\b\w+\.|\s")

@@ -157,11 +157,13 @@ class _Inspection:
         self._oids: dict[str, int] = {}
 
     async def look_around(self) -> None:
+        # Not to_regclass: it fails where the role may not use the schema.
         rows = await self._connection.fetch(
-            "SELECT name, to_regclass('public.' || name)::oid AS oid FROM unnest($1::text[]) name",
+            "SELECT relname::text AS name, oid FROM pg_class"
+            " WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])",
             list(TABLES),
         )
-        self._oids = {row["name"]: row["oid"] for row in rows if row["oid"] is not None}
+        self._oids = {row["name"]: row["oid"] for row in rows}
         self._role = await self._connection.fetchval("SELECT current_user::text")
 
     def checks(self) -> list[tuple[str, Callable[[], Awaitable[list[Finding]]], str]]:
@@ -221,8 +223,11 @@ class _Inspection:
             Finding("tables", "unready", f"table public.{name} is missing", _MIGRATE) for name in missing
         ]
         shadowed = await self._connection.fetch(
-            "SELECT name, to_regclass(name)::text AS found FROM unnest($1::text[]) name"
-            " WHERE to_regclass(name) IS DISTINCT FROM to_regclass('public.' || name)",
+            "SELECT t.name, relnamespace::regnamespace || '.' || relname AS found"
+            " FROM unnest($1::oid[], $2::text[]) t (oid, name)"
+            " LEFT JOIN pg_class c ON c.oid = to_regclass(t.name)"
+            " WHERE c.oid IS DISTINCT FROM t.oid",
+            list(self._oids.values()),
             list(self._oids),
         )
         return findings + [
@@ -307,6 +312,10 @@ class _Inspection:
 
     async def _privileges(self) -> list[Finding]:
         findings = []
+        if not await self._connection.fetchval("SELECT has_schema_privilege('public', 'USAGE')"):
+            detail = f"role {self._role} may not use schema public"
+            remedy = "GRANT USAGE ON SCHEMA public TO anabranch_reader;"
+            findings.append(Finding("privileges", "unready", detail, remedy))
         readable = await self._connection.fetch(
             "SELECT t.name AS table, a.attname::text AS column"
             " FROM unnest($1::oid[], $2::text[]) t (oid, name)"
@@ -536,8 +545,8 @@ class _Inspection:
 
     async def _storage(self) -> list[Finding]:
         kind = await self._connection.fetchval(
-            "SELECT attstorage::text FROM pg_attribute"
-            " WHERE attrelid = to_regclass('public.document_chunks') AND attname = 'embedding'"
+            "SELECT attstorage::text FROM pg_attribute WHERE attrelid = $1 AND attname = 'embedding'",
+            self._oids.get("document_chunks"),
         )
         if kind in (None, "p"):
             return []

@@ -28,6 +28,7 @@ from streams.worker.configured import broker_connection, load_profiles, open_cod
 from streams.worker.delivery import Delivery
 from streams.worker.health import StoreHealth
 from streams.worker.processor import OutagePolicy, Processor
+from streams.worker.transport import Transport
 
 __all__ = ["Anabranch"]
 
@@ -93,6 +94,11 @@ class _App(faust.App):  # type: ignore[misc]  # Faust is untyped to us
     logger = logging.getLogger("mode")  # each step of a service's life, as told by Faust's own
     root: "Anabranch"
 
+    def _new_transport(self) -> Transport:
+        return Transport(
+            self.conf.broker_consumer, self, fetch_max_wait_seconds=self.root.settings.anabranch_fetch_max_wait_seconds
+        )
+
     async def on_start(self) -> None:
         await super().on_start()
         await self.root.open()
@@ -121,6 +127,7 @@ class Anabranch:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         connection = broker_connection(settings)
         try:
             client_options = connection.client_options()
@@ -128,7 +135,6 @@ class Anabranch:
         except OSError as error:
             raise SettingsError(f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}") from None
         self.app.root = self
-        self._settings = settings
         self._store = PostgresStore(
             settings.store_dsn,
             # Two for each event in work, so that no arm ever waits for one; one for the probe.
@@ -183,9 +189,9 @@ class Anabranch:
 
     async def drain(self, *, stopping: bool) -> None:
         """Let the events in work end, within the grace period; in a rebalance, before the group loses patience."""
-        seconds = self._settings.anabranch_grace_period_seconds
+        seconds = self.settings.anabranch_grace_period_seconds
         if not stopping:
-            patience = self._settings.anabranch_rebalance_timeout_seconds
+            patience = self.settings.anabranch_rebalance_timeout_seconds
             seconds = min(seconds, patience * _DRAIN_SHARE_OF_REBALANCE)
         await self._delivery.drain(seconds)
 
@@ -196,7 +202,7 @@ class Anabranch:
     def _mount(self) -> None:
         """The agent and the pages."""
         app = self.app
-        source = app.topic(self._settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
+        source = app.topic(self.settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
 
         @app.agent(source, name="retrieval")  # type: ignore[untyped-decorator]
         async def retrieval(stream: Any) -> None:
@@ -236,7 +242,7 @@ class Anabranch:
         await self._health.watch()  # raises Refused, which ends the worker
 
     async def _inspect(self) -> Sequence[Finding]:
-        setting = self._settings.anabranch_principals_setting
+        setting = self.settings.anabranch_principals_setting
         findings: Sequence[Finding] = await self._store.inspect(
             lambda connection: inspect(connection, principals_setting=setting)
         )
@@ -264,7 +270,7 @@ class Anabranch:
             assignment = self.app.consumer.assignment()
         except Exception:  # noqa: BLE001  # not started yet: Faust has several exceptions for that
             return []
-        return [tp for tp in assignment if tp.topic == self._settings.anabranch_input_topic]
+        return [tp for tp in assignment if tp.topic == self.settings.anabranch_input_topic]
 
     def _lag(self) -> Iterable[tuple[int, int]]:
         consumer = self.app.consumer

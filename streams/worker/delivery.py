@@ -55,7 +55,7 @@ class Delivery(Generic[R]):
         self._on_defect = on_defect
         self._ledger: Ledger[R] = Ledger()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps weak references only
-        self._room = asyncio.Condition()
+        self._room = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
@@ -64,14 +64,15 @@ class Delivery(Generic[R]):
 
     async def admit(self, record: R) -> None:
         """Take an event into work; waits while there is no room, which is what holds fetching back."""
-        async with self._room:
-            await self._room.wait_for(lambda: self._busy() < self._concurrency)
+        while self._busy() >= self._concurrency:
+            self._room.clear()
+            await self._room.wait()
         if record.generation != self._generation():
             return  # read before a rebalance: whoever owns the partition now reads it again
         entry = self._ledger.admit((record.partition, record.generation), record)
         task = asyncio.create_task(self._work(entry))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait for the events in work, then give up on the rest: cancelled and unacknowledged, they are read again."""
@@ -83,25 +84,29 @@ class Delivery(Generic[R]):
         if unfinished:
             await asyncio.wait(unfinished, timeout=1.0)
         self._ledger.abandon()
-        async with self._room:
-            self._room.notify_all()
+        self._room.set()
 
     def _busy(self) -> int:
         # After a rebalance tasks of abandoned events may still be ending; they hold connections too.
         return max(len(self._ledger), len(self._tasks))
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Only now is there room: while a task tells anybody that it is done, it still counts.
+        self._tasks.discard(task)
+        self._room.set()
+
     async def _work(self, entry: Entry[R]) -> None:
         try:
             await self._handle(entry.item)
+            self._acknowledge(entry)
         except asyncio.CancelledError:
             raise
         except BaseException as defect:  # noqa: BLE001  # the task's end: nobody else would see it
             self._on_defect(defect)
-            return
+
+    def _acknowledge(self, entry: Entry[R]) -> None:
         current = self._generation()
         for record in self._ledger.complete(entry):
             # A rebalance without revocation (the group forgot us) leaves no other trace than the generation.
             if record.generation == current:
                 record.acknowledge()
-        async with self._room:
-            self._room.notify_all()

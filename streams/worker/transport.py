@@ -1,0 +1,86 @@
+"""Faust's Kafka transport, where its consumer does not do what a worker needs.
+
+Two differences: how long a fetch waits at the broker, which Faust fixes, and a commit that fails, which ends Faust's
+worker. Nothing is lost by a commit that fails: what it would have said is said by the next one.
+"""
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import aiokafka
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+__all__ = ["Transport"]
+
+logger = logging.getLogger(__name__)
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust is untyped to us
+    logger = logging.getLogger("mode")
+
+    def __init__(self, *args: Any, fetch_max_wait_seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fetch_max_wait_ms = int(fetch_max_wait_seconds * 1000)
+        self._unsaid: dict[TP, int] = {}
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = self._fetch_max_wait_ms  # noqa: SLF001  # read when the consumer starts
+        return consumer
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        """Commit, together with what an earlier commit failed to say.
+
+        Returns:
+            Whether the broker has it. It has not where the group has moved on (somebody else reads those events again)
+            or the broker cannot be reached.
+        """
+        assigned = self.assignment()
+        due = {tp: offset for tp, offset in {**self._unsaid, **offsets}.items() if tp in assigned}
+        self._unsaid = {}
+        if not due:
+            return False
+        self.tp_last_committed_at.update(dict.fromkeys(due, monotonic()))
+        try:
+            await self._ensure_consumer().commit(
+                {TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, "") for tp, offset in due.items()}
+            )
+        except (CommitFailedError, IllegalStateError) as error:
+            logger.warning("offsets were not committed: the group has moved on (%s)", type(error).__name__)
+            return False
+        except KafkaError as error:
+            logger.warning("offsets were not committed (%s); the next commit will", type(error).__name__)
+            self._unsaid = due
+            return False
+        return True
+
+
+class _Consumer(driver.Consumer):  # type: ignore[misc]
+    logger = logging.getLogger("mode")
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        return _ConsumerThread(
+            self,
+            loop=self.loop,
+            beacon=self.beacon,
+            fetch_max_wait_seconds=self.transport.fetch_max_wait_seconds,
+        )
+
+
+class Transport(driver.Transport):  # type: ignore[misc]
+    """Faust's transport with the consumer above.
+
+    Args:
+        fetch_max_wait_seconds: how long the broker may hold a fetch that has nothing to bring.
+    """
+
+    Consumer = _Consumer
+
+    def __init__(self, *args: Any, fetch_max_wait_seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fetch_max_wait_seconds = fetch_max_wait_seconds
