@@ -175,7 +175,10 @@ def test_pods_can_do_little(manifests: list[Manifest]) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert {"mountPath": "/tmp", "name": "tmp"} in container["volumeMounts"]
-        assert any(volume["name"] == "tmp" and "emptyDir" in volume for volume in pod["volumes"])
+        sources = {volume["name"]: volume.keys() - {"name"} for volume in pod["volumes"]}
+        assert sources["tmp"] == {"emptyDir"}
+        # Nothing of the node's.
+        assert set().union(*sources.values()) <= {"emptyDir", "secret", "configMap"}
         assert pod["automountServiceAccountToken"] is False
         # Kubernetes would inject ANABRANCH_* variables, and unknown ones stop the start.
         assert pod["enableServiceLinks"] is False
