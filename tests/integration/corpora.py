@@ -83,7 +83,8 @@ async def load(dsn: str, corpus: Corpus) -> None:
             await connection.executemany(
                 "INSERT INTO document_chunks (id, document_id, session_id, parent_chunk_id,"
                 " related_topic_ids, chunk_type, chunk_position, text_content, token_count, page, section,"
-                " coordinates, metadata, embedding) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+                " coordinates, metadata, embedding)"
+                " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
                 [
                     (
                         c.id,

@@ -177,7 +177,8 @@ class Outbox:
         await until(
             there,
             lambda: (
-                f"{len(self.results)} of {results} results, {len(self.dead_letters)} of {dead_letters} dead letters"
+                f"{len(self.results)} of {results} results, "
+                f"{len(self.dead_letters)} of {dead_letters} dead letters"
             ),
             seconds=seconds,
         )

@@ -1,7 +1,7 @@
 """What the specification says a result must be, in the simplest way that could be right.
 
-Nothing of the worker takes part but its tokenizer: everything is filtered, sorted and counted in plain Python over the
-whole corpus. Distances are handed in, since the last bit of a float32 decides ties.
+Nothing of the worker takes part but its tokenizer: everything is filtered, sorted and counted in plain Python
+over the whole corpus. Distances are handed in, since the last bit of a float32 decides ties.
 """
 
 import json
@@ -52,7 +52,7 @@ def numpy_distances(corpus: Corpus, embedding: Any) -> dict[UUID, float]:
     return distances
 
 
-def expected_result(
+def expected_result(  # noqa: C901, PLR0915  # one rule after the other, as the specification tells them
     corpus: Corpus,
     event: Mapping[str, Any],
     distances: Mapping[UUID, float],
