@@ -137,7 +137,8 @@ def unit_vector(embedding: Sequence[float]) -> Vector:
     """
     vector = np.asarray(embedding, dtype=np.float64)
     vector = vector / np.abs(vector).max()
-    return (vector / np.linalg.norm(vector)).astype(np.float32)
+    unit: Vector = (vector / np.linalg.norm(vector)).astype(np.float32)
+    return unit
 
 
 async def retrieve(
@@ -226,7 +227,9 @@ class _Texts:
 
     async def fetch(self, chunk_ids: Collection[UUID]) -> bool:
         """Fetch those that are not here yet; True where one of them is gone."""
-        missing = [chunk_id for chunk_id in chunk_ids if chunk_id not in self._passages and chunk_id not in self.gone]
+        missing = [
+            chunk_id for chunk_id in chunk_ids if chunk_id not in self._passages and chunk_id not in self.gone
+        ]
         if not missing:
             return False
         self._passages.update(await self._store.passages(self._principals, missing))
@@ -249,7 +252,11 @@ class _Texts:
         key = (candidate.passage_id, candidate.parent_id is not None)
         if key not in self._tokens:
             passage, header = self.passage(candidate), self.header(candidate)
-            text = self._count_tokens(passage.text_content) if passage.token_count is None else passage.token_count
+            text = (
+                self._count_tokens(passage.text_content)
+                if passage.token_count is None
+                else passage.token_count
+            )
             self._tokens[key] = text if header is None else text + self._count_tokens(header + "\n")
         return self._tokens[key]
 
@@ -318,7 +325,13 @@ class _FanOut:
 
 
 def _result(
-    query: QueryEmbedding, rules: Rules, selection: Selection, texts: _Texts, *, truncated: bool, started: float
+    query: QueryEmbedding,
+    rules: Rules,
+    selection: Selection,
+    texts: _Texts,
+    *,
+    truncated: bool,
+    started: float,
 ) -> RetrievalResult:
     picks = order_by_similarity(selection.picks) if rules.profile.order == "similarity" else selection.picks
     warnings = {
@@ -346,8 +359,8 @@ def _result(
         token_budget=rules.token_budget,
         tokens_used=selection.tokens_used,
         query_time_ms=(perf_counter() - started) * 1000,
-        warnings=[code for code, holds in warnings.items() if holds],
-        results=[_passage(rank, pick, texts) for rank, pick in enumerate(picks, start=1)],
+        warnings=tuple(code for code, holds in warnings.items() if holds),
+        results=tuple(_passage(rank, pick, texts) for rank, pick in enumerate(picks, start=1)),
     )
 
 

@@ -94,7 +94,8 @@ class Settings(BaseSettings):
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
             raise ValueError(
-                f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+                f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} needs KAFKA_SASL_USERNAME"
+                " and KAFKA_SASL_PASSWORD"
             )
         if self.schema_registry_url is not None:
             # Publishing in another encoding than the operator asked for would be found out by consumers only.
@@ -124,7 +125,9 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: it is not set.
         """
-        return _required(self.database_admin_connection_string, "DATABASE_ADMIN_CONNECTION_STRING", "the owner")
+        return _required(
+            self.database_admin_connection_string, "DATABASE_ADMIN_CONNECTION_STRING", "the owner"
+        )
 
 
 def environment_names() -> frozenset[str]:

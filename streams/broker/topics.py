@@ -8,7 +8,14 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
-__all__ = ["DEAD_LETTER_MARGIN_BYTES", "TopicFinding", "TopicSpec", "check_topics", "create_topics", "topic_specs"]
+__all__ = [
+    "DEAD_LETTER_MARGIN_BYTES",
+    "TopicFinding",
+    "TopicSpec",
+    "check_topics",
+    "create_topics",
+    "topic_specs",
+]
 
 # What a dead letter's own headers may take, so that any event that came in can be put there.
 DEAD_LETTER_MARGIN_BYTES = 64 * 1024
@@ -96,7 +103,11 @@ async def create_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list
         created = set()
         for spec in missing:
             response = await client.create_topics(
-                [NewTopic(spec.name, spec.partitions, spec.replication_factor, topic_configs=dict(spec.config))]
+                [
+                    NewTopic(
+                        spec.name, spec.partitions, spec.replication_factor, topic_configs=dict(spec.config)
+                    )
+                ]
             )
             for _, code, *_ in response.topic_errors:
                 if code and for_code(code) is not TopicAlreadyExistsError:

@@ -81,7 +81,8 @@ async def _topics(settings: Settings) -> list[Finding]:
             )
         ]
     findings = [
-        Finding("topic", "ok" if topic.ok else "unready", f"{topic.topic} {topic.detail}", topic.remedy) for topic in found
+        Finding("topic", "ok" if topic.ok else "unready", f"{topic.topic} {topic.detail}", topic.remedy)
+        for topic in found
     ]
     sizes = {topic.topic: topic.max_message_bytes for topic in found}
     taken, room = sizes[settings.anabranch_input_topic], sizes[settings.anabranch_dead_letter_topic]

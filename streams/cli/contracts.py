@@ -20,5 +20,8 @@ def broken(avro: Traversable) -> list[str]:
                 continue
             before = json.loads(released.read_text(encoding="utf-8"))
             if before["name"] == schema["name"]:
-                faults += [f"{current.name} with {released.name}: {line}" for line in incompatibilities(before, schema)]
+                faults += [
+                    f"{current.name} with {released.name}: {line}"
+                    for line in incompatibilities(before, schema)
+                ]
     return faults

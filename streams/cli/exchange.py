@@ -33,7 +33,9 @@ def read_events(lines: Iterable[str]) -> Sequence[QueryEmbedding]:
     return queries
 
 
-async def publish_events(settings: Settings, options: dict[str, Any], queries: Sequence[QueryEmbedding]) -> None:
+async def publish_events(
+    settings: Settings, options: dict[str, Any], queries: Sequence[QueryEmbedding]
+) -> None:
     """Publish as Avro, keyed by event id; returns when the broker has acknowledged all of them.
 
     Raises:
@@ -45,7 +47,9 @@ async def publish_events(settings: Settings, options: dict[str, Any], queries: S
     try:
         deliveries = [
             await producer.send(
-                settings.anabranch_input_topic, value=codec.encode_query(query), key=str(query.event_id).encode()
+                settings.anabranch_input_topic,
+                value=codec.encode_query(query),
+                key=str(query.event_id).encode(),
             )
             for query in queries
         ]
@@ -71,7 +75,10 @@ async def tail_topic(
     """
     topic = settings.anabranch_dead_letter_topic if dead_letters else settings.anabranch_output_topic
     consumer = AIOKafkaConsumer(
-        topic, **options, auto_offset_reset="earliest" if from_beginning else "latest", enable_auto_commit=False
+        topic,
+        **options,
+        auto_offset_reset="earliest" if from_beginning else "latest",
+        enable_auto_commit=False,
     )
     codec = Codec()
     await consumer.start()

@@ -1,6 +1,6 @@
 """`anabranch`: one command for each thing an operator does.
 
-Each command imports what it needs when it runs: Faust alone takes half a second, and `anabranch check` needs none of it.
+Each command imports what it needs when it runs: Faust alone takes half a second, and most commands need none of it.
 """
 # ruff: noqa: PLC0415
 
@@ -61,7 +61,9 @@ def worker() -> None:
 
 @commands.command()
 @click.option("--keep", is_flag=True, help="Leave everything running until Ctrl-C, and print the addresses.")
-@click.option("--json", "as_json", is_flag=True, help="Print one machine-readable summary alone on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one machine-readable summary alone on standard output."
+)
 def demo(*, keep: bool, as_json: bool) -> None:
     """Show it all on this machine: embedded broker and database, a real worker, real questions."""
     from streams.demo.run import run_demo
@@ -85,7 +87,9 @@ def migrate() -> None:
 
     settings = load()
     try:
-        done = _run_on_store(store.migrate(settings.admin_dsn, principals_setting=settings.anabranch_principals_setting))
+        done = _run_on_store(
+            store.migrate(settings.admin_dsn, principals_setting=settings.anabranch_principals_setting)
+        )
     except store.MigrationError as error:
         raise _Failed(str(error)) from None
     for line in done or ["nothing to do: the store is as it should be"]:
@@ -93,7 +97,9 @@ def migrate() -> None:
 
 
 @commands.command()
-@click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of a topic that is created.")
+@click.option(
+    "--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of a topic that is created."
+)
 @click.option("--replication-factor", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
     "--max-event-bytes",
@@ -238,7 +244,9 @@ def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     try:
         return asyncio.run(work)
     except KafkaError as error:
-        raise _Failed(f"Kafka at {settings.kafka_bootstrap_servers}: {type(error).__name__}: {error}") from None
+        raise _Failed(
+            f"Kafka at {settings.kafka_bootstrap_servers}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _run_on_store(work: Coroutine[Any, Any, T]) -> T:

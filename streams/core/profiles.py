@@ -57,7 +57,13 @@ SHIPPED: Mapping[str, Profile] = {
     "extraction": Profile(k_default=15, k_min=10, k_max=15),
     # A chat turn: whole problems, most relevant first from both arms, within what a prompt can spare.
     "chat": Profile(
-        k_default=9, k_min=1, k_max=9, order="interleaved", expand_parents=True, token_budget=3500, overflow="stop"
+        k_default=9,
+        k_min=1,
+        k_max=9,
+        order="interleaved",
+        expand_parents=True,
+        token_budget=3500,
+        overflow="stop",
     ),
     # A documentation bot had better say nothing than something beside the point.
     "docs": Profile(k_default=5, k_min=1, k_max=20, similarity_threshold=0.5),

@@ -52,7 +52,9 @@ async def converse(stack: Stack, corpus: Corpus) -> AsyncIterator[Answer | DeadL
     consumer = AIOKafkaConsumer(**stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=10)
     producer = AIOKafkaProducer(**stack.client_options, acks="all")
     # Without a group: nothing is committed, and nobody has to be waited for.
-    consumer.assign([TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)])
+    consumer.assign(
+        [TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)]
+    )
     await consumer.start()
     try:
         await producer.start()

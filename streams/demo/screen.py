@@ -79,9 +79,12 @@ class Screen:
         table.add_row("events", str(summary["events"]))
         table.add_row("results", f"{summary['results']} with {summary['passages']} passages")
         for code, number in summary["dead_letters"].items():
-            table.add_row("dead letters", f"{number} × [red]{code}[/] (on purpose: its embedding is another model's)")
+            table.add_row(
+                "dead letters", f"{number} × [red]{code}[/] (on purpose: its embedding is another model's)"
+            )
         table.add_row(
-            "latency", f"p50 {latency['p50']} ms · p95 {latency['p95']} ms · p99 {latency['p99']} ms, Kafka to Kafka"
+            "latency",
+            f"p50 {latency['p50']} ms · p95 {latency['p95']} ms · p99 {latency['p99']} ms, Kafka to Kafka",
         )
         hits = round(golden["hit_at_5"] * golden["queries"])
         table.add_row(

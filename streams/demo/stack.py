@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
     """
     with ExitStack() as stack:
         directory = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-demo-", ignore_cleanup_errors=True))
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="anabranch-demo-", ignore_cleanup_errors=True)
+            )
         )
         say("starting PostgreSQL 18 with pgvector, and a Kafka-protocol broker")
         postgres = EmbeddedPostgres()
@@ -133,7 +136,8 @@ async def _create_login(admin_dsn: str, password: str) -> None:
     connection = await asyncpg.connect(admin_dsn)
     try:
         statement = await connection.fetchval(
-            "SELECT format('CREATE ROLE demo_worker LOGIN PASSWORD %L IN ROLE anabranch_reader', $1::text)", password
+            "SELECT format('CREATE ROLE demo_worker LOGIN PASSWORD %L IN ROLE anabranch_reader', $1::text)",
+            password,
         )
         await connection.execute(statement)
     finally:
@@ -152,7 +156,15 @@ async def _load(admin_dsn: str, corpus: Corpus) -> None:
                 "INSERT INTO documents (id, session_id, title, source_url, file_description, document_type, metadata)"
                 " VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 [
-                    (d.id, d.session_id, d.title, d.source_url, d.file_description, d.document_type, d.metadata)
+                    (
+                        d.id,
+                        d.session_id,
+                        d.title,
+                        d.source_url,
+                        d.file_description,
+                        d.document_type,
+                        d.metadata,
+                    )
                     for d in corpus.documents
                 ],
             )
@@ -194,7 +206,7 @@ def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
         "ANABRANCH_LOG_FORMAT": "console",
     }
     with _log_file(stack).open("wb") as log:
-        return subprocess.Popen(  # noqa: S603  # our own module
+        return subprocess.Popen(  # our own module
             [sys.executable, "-m", "streams", "worker"],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -214,13 +226,15 @@ async def _until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
         if await asyncio.to_thread(_is_ready, stack.web):
             return
         await asyncio.sleep(0.05)
-    raise DemoError(f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(_log_file(stack))}")
+    raise DemoError(
+        f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(_log_file(stack))}"
+    )
 
 
 def _is_ready(web: str) -> bool:
     try:
         with urllib.request.urlopen(f"{web}/healthz/ready", timeout=2) as answer:  # noqa: S310  # our own http URL
-            return bool(answer.status == 200)  # noqa: PLR2004
+            return bool(answer.status == HTTPStatus.OK)
     except (urllib.error.URLError, OSError):
         return False
 

@@ -24,7 +24,12 @@ _MISCONFIGURED_CLASSES = frozenset(
         "3F",  # no such schema
     }
 )
-_QUERY_CANCELED = "57014"
+_OUT_OF_TIME = {
+    "57014": "PostgreSQL cancelled the search (statement timeout)",
+    "25P04": "PostgreSQL ended the search's session (transaction timeout)",
+}
+_IDLE_IN_TRANSACTION = "25P03"
+_POOLER = "a prepared statement is lost; a pooler in between must keep them (PgBouncer: max_prepared_statements)"
 _MISCONFIGURED = {
     "42P01": "a table is missing; run `anabranch migrate`",
     "42703": "a column is missing; run `anabranch migrate`",
@@ -32,7 +37,16 @@ _MISCONFIGURED = {
     "42704": "a type or setting is missing; is pgvector installed? run `anabranch check`",
     "42501": "permission denied; grant anabranch_reader to the worker's role, then run `anabranch check`",
     "0A000": "the server lacks a feature; run `anabranch check`",
+    "26000": _POOLER,
+    "42P05": _POOLER,
 }
+# Statements are fixed and values are bound: no event can break their syntax, names, types or rights.
+_SYNTAX_OR_ACCESS_CLASS = "42"
+_DRIVER_REFUSES = (
+    asyncpg.exceptions.ClientConfigurationError,
+    asyncpg.exceptions.UnsupportedClientFeatureError,
+    asyncpg.exceptions.UnsupportedServerFeatureError,
+)
 
 
 def translate(error: BaseException) -> TransientError | None:
@@ -45,6 +59,8 @@ def translate(error: BaseException) -> TransientError | None:
         return SearchTimeout("the search took longer than its timeout")
     if isinstance(error, asyncpg.PostgresError):
         return _from_server(error)
+    if isinstance(error, _DRIVER_REFUSES):
+        return StoreMisconfigured(f"the driver refuses ({type(error).__name__}); check DATABASE_CONNECTION_STRING")
     if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)):
         # Refused, reset, unreachable, or a connection that was closed under us.
         return StoreUnavailable(f"PostgreSQL is not reachable ({type(error).__name__})")
@@ -53,14 +69,18 @@ def translate(error: BaseException) -> TransientError | None:
 
 def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
     state = error.sqlstate or ""
-    if state == _QUERY_CANCELED:
-        return SearchTimeout("PostgreSQL cancelled the search (statement timeout)")
+    if isinstance(error, asyncpg.InvalidCachedStatementError):  # before its SQLSTATE, which says another thing
+        return StoreUnavailable("the schema changed under a prepared statement")
+    if state in _OUT_OF_TIME:
+        return SearchTimeout(_OUT_OF_TIME[state])
     if state in _MISCONFIGURED:
         return StoreMisconfigured(f"PostgreSQL says {state}: {_MISCONFIGURED[state]}")
     if state[:2] in _MISCONFIGURED_CLASSES:
-        return StoreMisconfigured(f"PostgreSQL says {state}: it refuses the login; check DATABASE_CONNECTION_STRING")
-    if isinstance(error, (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)):
-        return StoreUnavailable("the schema changed under a prepared statement")
-    if state[:2] in _UNAVAILABLE_CLASSES:
+        return StoreMisconfigured(
+            f"PostgreSQL says {state}: it refuses the login; check DATABASE_CONNECTION_STRING"
+        )
+    if state[:2] == _SYNTAX_OR_ACCESS_CLASS:
+        return StoreMisconfigured(f"PostgreSQL says {state}: the schema is not the expected one; run `anabranch check`")
+    if state[:2] in _UNAVAILABLE_CLASSES or state == _IDLE_IN_TRANSACTION:
         return StoreUnavailable(f"PostgreSQL says {state} ({type(error).__name__})")
     return None

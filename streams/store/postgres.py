@@ -7,10 +7,10 @@ selected from them. Every exception leaves through `streams.store.faults`.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -22,7 +22,9 @@ from streams.core.selection import Candidate
 from streams.retrieval import Found, Search, StoredPassage
 from streams.store.faults import translate
 
-__all__ = ["PostgresStore"]
+__all__ = ["PooledConnection", "PostgresStore"]
+
+T = TypeVar("T")
 
 # pgvector's bounds for hnsw.ef_search.
 _LEAST_EF_SEARCH, _MOST_EF_SEARCH = 100, 1000
@@ -35,6 +37,9 @@ def _statements() -> dict[str, str]:
 
 
 _SQL = _statements()
+
+# What a pool hands out.
+PooledConnection = asyncpg.pool.PoolConnectionProxy
 
 
 class PostgresStore:
@@ -119,7 +124,7 @@ class PostgresStore:
             async with asyncio.timeout(timeout_seconds), self._connection() as connection:
                 await connection.execute(_SQL["probe"])
 
-    async def inspect(self, inspection: Callable[[asyncpg.Connection], Any]) -> Any:
+    async def inspect(self, inspection: Callable[[PooledConnection], Awaitable[T]]) -> T:
         """Run a preflight on one of the pool's own connections: what it sees is what the searches will see."""
         with _translated():
             async with asyncio.timeout(self._timeout), self._connection() as connection:
@@ -166,7 +171,7 @@ class PostgresStore:
         return Found(_candidates(rows), complete=len(rows) < search.limit)
 
     @asynccontextmanager
-    async def _as(self, principals: Sequence[str], *, rows: int = 0) -> AsyncIterator[asyncpg.Connection]:
+    async def _as(self, principals: Sequence[str], *, rows: int = 0) -> AsyncIterator[PooledConnection]:
         """A transaction in which the row-level policies see these principals."""
         async with self._connection() as connection:
             await connection.execute(_SQL["begin"])
@@ -182,7 +187,7 @@ class PostgresStore:
             await connection.execute(_SQL["commit"])
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+    async def _connection(self) -> AsyncIterator[PooledConnection]:
         """A pooled connection that goes back only from a known state.
 
         Whatever goes wrong, cancellation included, the connection is closed rather than cleaned: no principal can
@@ -254,23 +259,21 @@ def _passage(row: asyncpg.Record) -> StoredPassage:
 
 
 def _coordinates(text: str | None) -> tuple[dict[str, float] | None, bool]:
-    """A map of string to finite number, or nothing and whether something else was there."""
-    try:
-        value = None if text is None else json.loads(text)
-    except ValueError:  # an integer of more digits than Python converts
-        return None, True
-    if value is None:
+    """A map of string to finite number; or nothing, and whether something else was there."""
+    if text is None:
         return None, False
-    if not isinstance(value, dict):
+    try:
+        value = json.loads(text)
+        if value is None:
+            return None, False
+        numbers = {key: _finite(number) for key, number in value.items()}
+    except (AttributeError, ValueError, OverflowError):
+        # No object, no finite numbers, or an integer of more digits than Python converts.
         return None, True
-    numbers: dict[str, float] = {}
-    for key, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            return None, True
-        try:
-            numbers[key] = float(number)
-        except OverflowError:
-            return None, True
-        if not math.isfinite(numbers[key]):
-            return None, True
     return numbers, False
+
+
+def _finite(number: object) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        raise ValueError("no finite number")
+    return float(number)

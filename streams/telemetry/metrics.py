@@ -83,7 +83,11 @@ class Metrics:
             registry=registry,
         )
         self.stage_duration = Histogram(
-            "anabranch_stage_duration_seconds", "Time in one stage.", ["stage"], buckets=_STAGE, registry=registry
+            "anabranch_stage_duration_seconds",
+            "Time in one stage.",
+            ["stage"],
+            buckets=_STAGE,
+            registry=registry,
         )
         self.search_duration = Histogram(
             "anabranch_search_duration_seconds",
@@ -93,21 +97,33 @@ class Metrics:
             registry=registry,
         )
         self.passages_returned = Histogram(
-            "anabranch_passages_returned", "Passages in a result.", ["profile"], buckets=_PASSAGES, registry=registry
+            "anabranch_passages_returned",
+            "Passages in a result.",
+            ["profile"],
+            buckets=_PASSAGES,
+            registry=registry,
         )
         self.tokens_used = Histogram(
             "anabranch_tokens_used", "Tokens in a result.", ["profile"], buckets=_TOKENS, registry=registry
         )
         self.dead_letters = Counter(
-            "anabranch_dead_letters_total", "Events put on the dead-letter topic.", ["code"], registry=registry
+            "anabranch_dead_letters_total",
+            "Events put on the dead-letter topic.",
+            ["code"],
+            registry=registry,
         )
         self.retries = Counter(
-            "anabranch_retries_total", "Attempts that failed and are tried again.", ["cause"], registry=registry
+            "anabranch_retries_total",
+            "Attempts that failed and are tried again.",
+            ["cause"],
+            registry=registry,
         )
         self.in_flight = Gauge(
             "anabranch_in_flight_events", "Events read and not yet acknowledged.", registry=registry
         )
-        Info("anabranch_build", "The release that runs here.", registry=registry).info({"version": _version()})
+        Info("anabranch_build", "The release that runs here.", registry=registry).info(
+            {"version": _version()}
+        )
         registry.register(_AtScrape(pool, lag))
         # Series exist from the start: a rate over a counter that appears with its first event misses that event.
         for outcome in OUTCOMES:

@@ -19,12 +19,7 @@ _MOST_MESSAGE_CHARACTERS = 1000
 def error_headers(
     error: TerminalError, *, topic: str, partition: int, offset: int
 ) -> Sequence[tuple[str, bytes]]:
-    """What went wrong, and where the event came from.
-
-    Args:
-        error: its message quotes nothing of the event.
-        topic, partition, offset: where the event was read.
-    """
+    """What went wrong, and where the event was read. The error's message quotes nothing of the event."""
     fields = {
         "__connect.errors.topic": topic,
         "__connect.errors.partition": str(partition),

@@ -14,7 +14,7 @@ import faust
 from faust.app.base import BootStrategy
 from faust.types import EventT
 from faust.types.tuples import TP
-from mode import Service
+from mode.types import ServiceT
 
 from streams.broker.connection import BrokerConnection
 from streams.broker.publisher import Publisher
@@ -46,7 +46,7 @@ class _Input:
 
     __slots__ = ("_event", "generation", "headers", "key", "offset", "partition", "read_at", "topic", "value")
 
-    def __init__(self, event: EventT) -> None:
+    def __init__(self, event: EventT[Any]) -> None:
         message = event.message
         self._event = event
         self.topic: str = message.topic
@@ -56,7 +56,9 @@ class _Input:
         self.key: bytes | None = message.key
         self.value: bytes | None = message.value
         headers: Any = message.headers or ()
-        self.headers: Sequence[tuple[str, bytes]] = list(headers.items() if isinstance(headers, Mapping) else headers)
+        self.headers: Sequence[tuple[str, bytes]] = list(
+            headers.items() if isinstance(headers, Mapping) else headers
+        )
         self.read_at = perf_counter()
 
     def acknowledge(self) -> None:
@@ -71,8 +73,10 @@ class _Boot(BootStrategy):
 
     enable_kafka_producer = False
 
-    def server(self) -> Iterable[Service]:
-        root: Anabranch = self.app.root
+    app: "_App"
+
+    def server(self) -> Iterable[ServiceT]:
+        root = self.app.root
         return self._chain(
             self.sensors(),
             self.web_server(),
@@ -84,7 +88,7 @@ class _Boot(BootStrategy):
         )
 
 
-class _App(faust.App):  # type: ignore[misc]  # Faust is untyped to us
+class _App(faust.App):
     """Faust's app, with the hooks that it leaves to subclasses handed to the composition root.
 
     Nothing else belongs here: Faust keeps its own state under plain names on the same object.
@@ -96,7 +100,9 @@ class _App(faust.App):  # type: ignore[misc]  # Faust is untyped to us
 
     def _new_transport(self) -> Transport:
         return Transport(
-            self.conf.broker_consumer, self, fetch_max_wait_seconds=self.root.settings.anabranch_fetch_max_wait_seconds
+            self.conf.broker_consumer,
+            self,
+            fetch_max_wait_seconds=self.root.settings.anabranch_fetch_max_wait_seconds,
         )
 
     async def on_start(self) -> None:
@@ -133,7 +139,9 @@ class Anabranch:
             client_options = connection.client_options()
             self.app = _faust_app(settings, connection)
         except OSError as error:
-            raise SettingsError(f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}") from None
+            raise SettingsError(
+                f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}"
+            ) from None
         self.app.root = self
         self._store = PostgresStore(
             settings.store_dsn,
@@ -204,23 +212,23 @@ class Anabranch:
         app = self.app
         source = app.topic(self.settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
 
-        @app.agent(source, name="retrieval")  # type: ignore[untyped-decorator]
+        @app.agent(source, name="retrieval")
         async def retrieval(stream: Any) -> None:
-            events: AsyncIterable[EventT] = stream.noack().events()
+            events: AsyncIterable[EventT[Any]] = stream.noack().events()
             async for event in events:
                 await self._delivery.admit(_Input(event))
 
-        @app.page("/metrics")  # type: ignore[untyped-decorator]
+        @app.page("/metrics")
         async def metrics(web: Any, request: Any) -> Any:
             del request
             return web.bytes(self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
-        @app.page("/healthz/live")  # type: ignore[untyped-decorator]
+        @app.page("/healthz/live")
         async def live(web: Any, request: Any) -> Any:
             del request
             return web.json({"live": True})
 
-        @app.page("/healthz/ready")  # type: ignore[untyped-decorator]
+        @app.page("/healthz/ready")
         async def ready(web: Any, request: Any) -> Any:
             del request
             partitions = len(self._partitions())
@@ -273,7 +281,7 @@ class Anabranch:
         return [tp for tp in assignment if tp.topic == self.settings.anabranch_input_topic]
 
     def _lag(self) -> Iterable[tuple[int, int]]:
-        consumer = self.app.consumer
+        consumer: Any = self.app.consumer
         for tp in self._partitions():
             end = consumer.highwater(tp)
             done = consumer._committed_offset.get(tp)  # noqa: SLF001  # Faust tells it nowhere else

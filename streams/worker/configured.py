@@ -46,7 +46,9 @@ def load_profiles(settings: Settings) -> Mapping[str, Profile]:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ProfileError) as error:
             raise SettingsError(f"ANABRANCH_PROFILES_FILE: {error}") from None
     if settings.anabranch_default_profile not in profiles:
-        raise SettingsError(f"ANABRANCH_DEFAULT_PROFILE: there is no profile of this name; there are {', '.join(profiles)}")
+        raise SettingsError(
+            f"ANABRANCH_DEFAULT_PROFILE: there is no profile of this name; there are {', '.join(profiles)}"
+        )
     return profiles
 
 

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from streams.core.acknowledgement import Entry, Ledger
 
-__all__ = ["Delivery", "Deliverable"]
+__all__ = ["Deliverable", "Delivery"]
 
 
 class Deliverable(Protocol):

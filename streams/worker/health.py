@@ -28,7 +28,7 @@ class StoreState(Enum):
     MISCONFIGURED = "misconfigured"
 
 
-class Refused(Exception):  # noqa: N818  # a verdict, not a fault
+class Refused(Exception):  # a verdict, not a fault
     """Working on this store would not be safe; the worker must end."""
 
 

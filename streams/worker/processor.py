@@ -137,7 +137,9 @@ class Processor:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_worth_another_attempt),
             wait=wait_exponential_jitter(
-                initial=self._outage.base_seconds, max=self._outage.max_seconds, jitter=self._outage.base_seconds
+                initial=self._outage.base_seconds,
+                max=self._outage.max_seconds,
+                jitter=self._outage.base_seconds,
             ),
             reraise=True,
         ):
@@ -223,7 +225,12 @@ class Processor:
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.events.labels("dead_lettered").inc()
         logger.warning(
-            "dead letter %s at %s[%d]@%d: %s", error.code, record.topic, record.partition, record.offset, error
+            "dead letter %s at %s[%d]@%d: %s",
+            error.code,
+            record.topic,
+            record.partition,
+            record.offset,
+            error,
         )
 
 
@@ -238,10 +245,7 @@ class _Misfortunes:
         self._defects = 0
 
     def count(self, fault: TransientError, *, last_success: float) -> None:
-        """Count a transient fault.
-
-        Args:
-            last_success: when any event's search last succeeded, monotonic seconds.
+        """Count a transient fault; ``last_success`` is when any event's search last succeeded, monotonic seconds.
 
         Raises:
             GaveUp: it has been enough.

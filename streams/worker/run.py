@@ -15,7 +15,7 @@ from streams.worker.health import Refused
 __all__ = ["run_worker"]
 
 
-class _Worker(faust.Worker):  # type: ignore[misc]  # Faust is untyped to us
+class _Worker(faust.Worker):
     """Faust's worker with its signal handling, without its way of logging and its spinner."""
 
     def _setup_logging(self) -> None:

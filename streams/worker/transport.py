@@ -20,7 +20,7 @@ __all__ = ["Transport"]
 logger = logging.getLogger(__name__)
 
 
-class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust is untyped to us
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = logging.getLogger("mode")
 
     def __init__(self, *args: Any, fetch_max_wait_seconds: float, **kwargs: Any) -> None:
@@ -48,7 +48,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # F
         self.tp_last_committed_at.update(dict.fromkeys(due, monotonic()))
         try:
             await self._ensure_consumer().commit(
-                {TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, "") for tp, offset in due.items()}
+                {
+                    TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, "")
+                    for tp, offset in due.items()
+                }
             )
         except (CommitFailedError, IllegalStateError) as error:
             logger.warning("offsets were not committed: the group has moved on (%s)", type(error).__name__)
@@ -60,8 +63,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # F
         return True
 
 
-class _Consumer(driver.Consumer):  # type: ignore[misc]
+class _Consumer(driver.Consumer):
     logger = logging.getLogger("mode")
+
+    transport: "Transport"
 
     def _new_consumer_thread(self) -> _ConsumerThread:
         return _ConsumerThread(
@@ -72,7 +77,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]
         )
 
 
-class Transport(driver.Transport):  # type: ignore[misc]
+class Transport(driver.Transport):
     """Faust's transport with the consumer above.
 
     Args:
