@@ -17,19 +17,22 @@ _UNAVAILABLE_CLASSES = frozenset(
         "58",  # system error: I/O
     }
 )
-_MISCONFIGURED_CLASSES = frozenset(
-    {
-        "28",  # invalid authorization: role or password
-        "3D",  # no such database
-        "3F",  # no such schema
-    }
-)
+_REFUSED_LOGIN = "it refuses the login; check DATABASE_CONNECTION_STRING"
+_MISCONFIGURED_CLASSES = {
+    "28": _REFUSED_LOGIN,  # role or password
+    "3D": _REFUSED_LOGIN,  # no such database
+    "3F": _REFUSED_LOGIN,  # no such schema
+    # Statements are fixed and values are bound: no event can break their syntax, names, types or rights.
+    "42": "the schema is not the expected one; run `anabranch check`",
+}
 _OUT_OF_TIME = {
     "57014": "PostgreSQL cancelled the search (statement timeout)",
     "25P04": "PostgreSQL ended the search's session (transaction timeout)",
 }
 _IDLE_IN_TRANSACTION = "25P03"
-_POOLER = "a prepared statement is lost; a pooler in between must keep them (PgBouncer: max_prepared_statements)"
+_POOLER = (
+    "a prepared statement is lost; a pooler in between must keep them (PgBouncer: max_prepared_statements)"
+)
 _MISCONFIGURED = {
     "42P01": "a table is missing; run `anabranch migrate`",
     "42703": "a column is missing; run `anabranch migrate`",
@@ -40,8 +43,6 @@ _MISCONFIGURED = {
     "26000": _POOLER,
     "42P05": _POOLER,
 }
-# Statements are fixed and values are bound: no event can break their syntax, names, types or rights.
-_SYNTAX_OR_ACCESS_CLASS = "42"
 _DRIVER_REFUSES = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.exceptions.UnsupportedClientFeatureError,
@@ -60,7 +61,9 @@ def translate(error: BaseException) -> TransientError | None:
     if isinstance(error, asyncpg.PostgresError):
         return _from_server(error)
     if isinstance(error, _DRIVER_REFUSES):
-        return StoreMisconfigured(f"the driver refuses ({type(error).__name__}); check DATABASE_CONNECTION_STRING")
+        return StoreMisconfigured(
+            f"the driver refuses ({type(error).__name__}); check DATABASE_CONNECTION_STRING"
+        )
     if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)):
         # Refused, reset, unreachable, or a connection that was closed under us.
         return StoreUnavailable(f"PostgreSQL is not reachable ({type(error).__name__})")
@@ -69,18 +72,14 @@ def translate(error: BaseException) -> TransientError | None:
 
 def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
     state = error.sqlstate or ""
-    if isinstance(error, asyncpg.InvalidCachedStatementError):  # before its SQLSTATE, which says another thing
+    if isinstance(
+        error, asyncpg.InvalidCachedStatementError
+    ):  # before its SQLSTATE, which says another thing
         return StoreUnavailable("the schema changed under a prepared statement")
     if state in _OUT_OF_TIME:
         return SearchTimeout(_OUT_OF_TIME[state])
-    if state in _MISCONFIGURED:
-        return StoreMisconfigured(f"PostgreSQL says {state}: {_MISCONFIGURED[state]}")
-    if state[:2] in _MISCONFIGURED_CLASSES:
-        return StoreMisconfigured(
-            f"PostgreSQL says {state}: it refuses the login; check DATABASE_CONNECTION_STRING"
-        )
-    if state[:2] == _SYNTAX_OR_ACCESS_CLASS:
-        return StoreMisconfigured(f"PostgreSQL says {state}: the schema is not the expected one; run `anabranch check`")
+    if remedy := _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2]):
+        return StoreMisconfigured(f"PostgreSQL says {state}: {remedy}")
     if state[:2] in _UNAVAILABLE_CLASSES or state == _IDLE_IN_TRANSACTION:
         return StoreUnavailable(f"PostgreSQL says {state} ({type(error).__name__})")
     return None
