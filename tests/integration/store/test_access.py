@@ -320,7 +320,7 @@ class Writes:
 async def test_any_order_of_writes_leaves_the_truth(
     database: Database, seed: int, *, unrelated: bool
 ) -> None:
-    """Without foreign keys, as in a back end's own tables, a document may come after its grants and chunks."""
+    """Without foreign keys, as in a back end's own tables, documents may come after their grants."""
     async with all_three(database) as (owner, writer, worker):
         if unrelated:
             await owner.execute(

@@ -1,0 +1,274 @@
+"""Each thing that would make a worker unsafe, useless or slow is provoked, and found, with its remedy."""
+
+# ruff: noqa: E501  # a table of cases is read a case a line
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from streams.store.migrate import migrate
+from streams.store.preflight import Finding, inspect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.conftest import Database, PostgresServer
+
+SETTING = "anabranch.principals"
+
+CHECKS = {
+    "server", "extension", "tables", "columns", "role", "privileges", "row_level_security", "policies",
+    "triggers", "isolation", "storage", "indexes",
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def execute(dsn: str, sql: str) -> None:
+    async with connected(dsn) as connection:
+        await connection.execute(sql)
+
+
+async def findings(dsn: str, *, setting: str = SETTING) -> list[Finding]:
+    async with connected(dsn) as connection:
+        found = await inspect(connection, principals_setting=setting)
+        assert not connection.is_in_transaction()
+    for finding in found:
+        assert bool(finding.remedy) == (finding.level != "ok"), finding
+        assert "\n" not in finding.detail
+    return found
+
+
+async def faults(dsn: str, *, setting: str = SETTING) -> list[Finding]:
+    return [finding for finding in await findings(dsn, setting=setting) if finding.level != "ok"]
+
+
+async def test_a_migrated_store_is_fine(database: Database) -> None:
+    found = await findings(database.worker)
+    assert {finding.check for finding in found} == CHECKS
+    assert {finding.level for finding in found} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "check", "level", "says"),
+    [
+        # unsafe
+        ("ALTER TABLE documents DISABLE ROW LEVEL SECURITY", "row_level_security", "refused", "documents is not enabled"),
+        ("ALTER TABLE documents DISABLE ROW LEVEL SECURITY", "isolation", "refused", "documents shows rows"),
+        ("ALTER TABLE chunk_topics NO FORCE ROW LEVEL SECURITY", "row_level_security", "refused", "chunk_topics is not forced"),
+        ("ALTER TABLE document_grants NO FORCE ROW LEVEL SECURITY", "row_level_security", "refused", "document_grants"),
+        ("DROP POLICY anabranch_reader_documents ON documents", "policies", "refused", "documents has no policy"),
+        ("ALTER POLICY anabranch_reader_documents ON documents USING (true)", "policies", "refused", "is not the one for"),
+        ("ALTER POLICY anabranch_reader_access_sets ON access_sets USING (principals && '{public}')", "policies", "refused",
+         "is not the one for"),
+        ("ALTER POLICY anabranch_reader_access_sets ON access_sets USING (current_setting('anabranch.principals') <> '' OR true)",
+         "policies", "refused", "is not the one for"),
+        ("ALTER POLICY anabranch_writer_documents ON documents TO PUBLIC", "policies", "refused", "shows worker rows whatever"),
+        ("CREATE POLICY open ON documents USING (true)", "policies", "refused", "open on documents shows worker rows whatever"),
+        ("CREATE POLICY open ON documents TO anabranch_reader USING (session_id IS NULL)", "policies", "refused", "open on documents"),
+        ("CREATE POLICY open ON document_chunks USING (current_setting('other.setting', true) <> '')", "policies", "refused", "open"),
+        ("CREATE POLICY open ON documents USING (true)", "isolation", "refused", "documents shows rows though"),
+        ("DROP POLICY anabranch_owner_documents ON documents", "policies", "refused", "no policy for its owner store_owner"),
+        ("ALTER TABLE document_grants DISABLE TRIGGER anabranch_grants_deleted", "triggers", "refused", "anabranch_grants_deleted"),
+        ("ALTER TABLE document_chunks ENABLE REPLICA TRIGGER anabranch_chunk_updating", "triggers", "refused", "anabranch_chunk_updating"),
+        ("DROP TRIGGER anabranch_document_updated ON documents", "triggers", "refused", "anabranch_document_updated"),
+        ("ALTER FUNCTION anabranch_grants_changed() SECURITY INVOKER", "triggers", "refused", "anabranch_grants_inserted"),
+        ("ALTER FUNCTION anabranch_grants_changed() OWNER TO back_end", "triggers", "refused", "anabranch_grants_inserted"),
+        ("GRANT INSERT ON document_grants TO anabranch_reader", "privileges", "refused", "may write document_grants (INSERT)"),
+        ("GRANT UPDATE (title) ON documents TO worker", "privileges", "refused", "may write documents (UPDATE)"),
+        ("GRANT TRUNCATE, TRIGGER ON documents TO PUBLIC", "privileges", "refused", "(TRUNCATE, TRIGGER)"),
+        # not usable
+        ("DROP TABLE chunk_topics", "tables", "unready", "public.chunk_topics is missing"),
+        ("ALTER TABLE document_chunks DROP COLUMN page", "columns", "unready", "document_chunks.page is missing"),
+        ("ALTER TABLE document_chunks DROP COLUMN embedding; ALTER TABLE document_chunks ADD embedding vector(384)",
+         "columns", "unready", "embedding is vector(384), not vector(768)"),
+        ("DROP EXTENSION vector CASCADE", "extension", "unready", "pgvector is missing"),
+        ("CREATE SCHEMA x; ALTER EXTENSION vector SET SCHEMA x", "extension", "unready", "pgvector is in schema x"),
+        ("CREATE SCHEMA worker; GRANT USAGE ON SCHEMA worker TO PUBLIC; CREATE TABLE worker.documents ()", "tables", "unready",
+         "leads documents to worker.documents"),
+        ("REVOKE SELECT (title) ON documents FROM anabranch_reader", "privileges", "unready", "may not read documents (title)"),
+        ("REVOKE ALL ON SCHEMA public FROM PUBLIC, anabranch_reader", "privileges", "unready", "may not use schema public"),
+        # slow, or untidy
+        ("DROP INDEX document_chunks_embedding", "indexes", "warning", "every search scans the table"),
+        ("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding'::regclass", "indexes", "warning",
+         "every search scans the table"),
+        ("DROP INDEX document_chunks_embedding; CREATE INDEX ON document_chunks USING hnsw (embedding vector_l2_ops)", "indexes",
+         "warning", "vector_cosine_ops"),
+        ("DROP INDEX document_chunks_session_id", "indexes", "warning", "(session_id)"),
+        ("ALTER TABLE document_chunks ALTER embedding SET STORAGE EXTERNAL", "storage", "warning", "outside of their rows"),
+        ("GRANT CREATE ON SCHEMA public TO PUBLIC", "privileges", "warning", "may create objects"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_found(
+    database: Database, damage: str, check: str, level: str, says: str
+) -> None:
+    await execute(database.owner, "INSERT INTO documents (title) VALUES ('t')")
+    await execute(database.admin, damage)
+    found = await faults(database.worker)
+    assert [f for f in found if f.check == check and f.level == level and says in f.detail], found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "ALTER TABLE documents DISABLE ROW LEVEL SECURITY",
+        "DROP POLICY anabranch_reader_documents ON documents",
+        "ALTER POLICY anabranch_writer_documents ON documents TO PUBLIC",
+        "DROP POLICY anabranch_owner_documents ON documents",
+        "ALTER TABLE document_grants DISABLE TRIGGER anabranch_grants_deleted",
+        "ALTER FUNCTION anabranch_grants_changed() SECURITY INVOKER",
+        "DROP TABLE chunk_topics",
+        "ALTER TABLE document_chunks DROP COLUMN page",
+        "CREATE POLICY open ON documents USING (true)",
+        "REVOKE SELECT (title) ON documents FROM anabranch_reader",
+        "DROP INDEX document_chunks_embedding",
+        "ALTER TABLE document_chunks ALTER embedding SET STORAGE EXTERNAL",
+    ],
+)
+async def test_the_remedies_help(database: Database, damage: str) -> None:
+    await execute(database.admin, damage)
+    for finding in await faults(database.worker):
+        if "anabranch migrate" in finding.remedy:
+            await migrate(database.owner, principals_setting=SETTING)
+        elif finding.check != "isolation":
+            await execute(database.admin, finding.remedy)
+    assert await faults(database.worker) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ("SUPERUSER", "is a superuser"),
+        ("BYPASSRLS", "role suspect has BYPASSRLS"),
+        ("CREATEROLE", "role suspect has CREATEROLE"),
+        ("REPLICATION", "role suspect has REPLICATION"),
+        ("IN ROLE store_owner", "is a member of store_owner, which owns access_sets, chunk_topics"),
+        ("NOINHERIT IN ROLE store_owner", "is a member of store_owner, which owns"),
+        ("IN ROLE anabranch_writer", "is a member of anabranch_writer, which reads every row"),
+        ("IN ROLE back_end", "is a member of anabranch_writer"),  # through another
+        ("IN ROLE postgres", "is a member of postgres, which is a superuser"),
+        ("IN ROLE bypassing", "is a member of bypassing, which has BYPASSRLS"),
+        ("IN ROLE pg_execute_server_program", "reaches the server's files"),
+    ],
+)
+async def test_a_role_that_the_policies_do_not_hold_is_refused(
+    postgres: PostgresServer, database: Database, attributes: str, says: str
+) -> None:
+    await execute(database.admin, "CREATE ROLE bypassing BYPASSRLS")
+    await execute(database.admin, f"CREATE ROLE suspect LOGIN PASSWORD 'test' {attributes}")
+    try:
+        await execute(database.admin, "GRANT anabranch_reader TO suspect")
+        found = await faults(postgres.login("suspect", database))
+        assert {finding.level for finding in found} == {"refused"}
+        assert [finding for finding in found if finding.check == "role" and says in finding.detail], found
+    finally:
+        await execute(database.admin, "DROP ROLE suspect; DROP ROLE bypassing")
+
+
+async def test_an_owner_of_a_single_table_is_refused(database: Database) -> None:
+    await execute(database.admin, "ALTER TABLE chunk_topics OWNER TO worker")
+    found = await faults(database.worker)
+    assert [f for f in found if f.level == "refused" and "owns chunk_topics" in f.detail], found
+
+
+async def test_a_role_that_was_only_put_on_is_seen_through(database: Database) -> None:
+    async with connected(database.admin) as connection:
+        await connection.execute("SET ROLE worker")
+        found = await inspect(connection, principals_setting=SETTING)
+    assert [f for f in found if f.check == "role" and f.level == "refused" and "superuser" in f.detail]
+
+
+async def test_reading_everything_is_mentioned(postgres: PostgresServer, database: Database) -> None:
+    """pg_read_all_data does not lift the policies: it is untidy, not unsafe."""
+    await execute(
+        database.admin,
+        "CREATE ROLE suspect LOGIN PASSWORD 'test' IN ROLE anabranch_reader, pg_read_all_data;",
+    )
+    try:
+        assert [(f.check, f.level) for f in await faults(postgres.login("suspect", database))] == [
+            ("role", "warning")
+        ]
+        await execute(database.admin, "GRANT pg_write_all_data TO suspect")
+        found = await faults(postgres.login("suspect", database))
+        assert [f for f in found if f.level == "refused" and "may write document_grants" in f.detail]
+    finally:
+        await execute(database.admin, "DROP ROLE suspect")
+
+
+async def test_a_role_without_any_right_is_told_what_it_needs(
+    postgres: PostgresServer, database: Database
+) -> None:
+    await execute(database.admin, "CREATE ROLE newcomer LOGIN PASSWORD 'test'")
+    try:
+        found = await faults(postgres.login("newcomer", database))
+        assert {finding.level for finding in found} == {"unready"}
+        assert found[0].remedy.startswith('GRANT anabranch_reader TO "newcomer";')
+    finally:
+        await execute(database.admin, "DROP ROLE newcomer")
+
+
+async def test_an_empty_database_is_unready(postgres: PostgresServer) -> None:
+    bare = postgres.create("template0")
+    try:
+        found = await faults(bare.worker)
+        assert {finding.level for finding in found} == {"unready"}
+        assert {finding.check for finding in found} == {"extension", "tables"}
+    finally:
+        postgres.drop(bare)
+
+
+async def test_another_settings_name_is_refused(database: Database) -> None:
+    found = await faults(database.worker, setting="app.who")
+    assert ("policies", "refused") in {(finding.check, finding.level) for finding in found}
+
+
+BACK_ENDS_OWN_POLICIES = {
+    "directly": """
+        CREATE POLICY own ON documents FOR SELECT TO anabranch_reader USING (EXISTS (
+            SELECT FROM jsonb_array_elements_text(nullif(current_setting('App.Who', true), '')::jsonb) p
+            WHERE p = title));
+    """,
+    "through a function": """
+        CREATE FUNCTION may_read(text) RETURNS boolean LANGUAGE sql STABLE AS
+            $$ SELECT nullif(current_setting('app.who', true), '')::jsonb ? $1 $$;
+        CREATE POLICY own ON documents FOR SELECT TO anabranch_reader USING (may_read(title));
+    """,
+    "through a function of the standard's form": """
+        CREATE FUNCTION may_read(t text) RETURNS boolean LANGUAGE sql STABLE
+            RETURN nullif(current_setting('app.who', true), '')::jsonb ? t;
+        CREATE POLICY own ON documents FOR SELECT TO anabranch_reader USING (may_read(title));
+    """,
+    "through another table": """
+        CREATE POLICY own ON documents FOR SELECT TO anabranch_reader USING (
+            id IN (SELECT c.document_id FROM document_chunks c));
+    """,
+}
+
+
+@pytest.mark.parametrize("policy", BACK_ENDS_OWN_POLICIES.values(), ids=BACK_ENDS_OWN_POLICIES.keys())
+async def test_a_back_ends_own_policies_are_relied_on(database: Database, policy: str) -> None:
+    await migrate(database.owner, principals_setting="app.who")
+    await execute(database.owner, f"DROP POLICY anabranch_reader_documents ON documents; {policy}")
+    assert await faults(database.worker, setting="app.who") == []
+    assert {f.level for f in await faults(database.worker, setting="app.other")} == {"refused"}
+
+
+async def test_restrictive_and_foreign_policies_do_no_harm(database: Database) -> None:
+    await execute(
+        database.owner,
+        "CREATE POLICY narrow ON documents AS RESTRICTIVE USING (title <> 'secret');"
+        "CREATE POLICY theirs ON documents TO back_end USING (true);"
+        "CREATE POLICY writing ON documents FOR INSERT WITH CHECK (true)",
+    )
+    assert await faults(database.worker) == []
