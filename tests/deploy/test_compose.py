@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from streams import settings
+from streams.cli.main import commands
 
 ONE_SHOTS = ("migrate", "roles", "topics")
 
@@ -107,6 +108,13 @@ def test_commands_are_the_command_lines(ours: dict[str, dict[str, Any]]) -> None
         "topics": ["topics"],
         "worker": ["worker"],
     }
+
+
+def test_every_command_exists(ours: dict[str, dict[str, Any]], root: Path) -> None:
+    named = {service["command"][0] for service in ours.values()}
+    for file in (root / "k8s").rglob("*.md"):
+        named |= set(re.findall(r"`anabranch ([a-z]+)`", file.read_text()))
+    assert named <= commands.commands.keys()
 
 
 def test_every_variable_is_a_setting(ours: dict[str, dict[str, Any]]) -> None:
