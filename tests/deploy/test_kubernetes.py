@@ -11,6 +11,7 @@ import yaml
 
 import streams
 from streams import settings
+from streams.cli.main import commands
 
 Manifest = dict[str, Any]
 
@@ -135,9 +136,15 @@ def test_image_is_the_version(manifests: list[Manifest]) -> None:
 def test_each_runs_its_command(manifests: list[Manifest]) -> None:
     assert {name: _container(pod)["args"] for name, pod in _pods(manifests).items()} == {
         "anabranch-migrate": ["migrate"],
-        "anabranch-topics": ["topics"],
+        "anabranch-topics": ["topics", "--replication-factor=3"],
         "anabranch-worker": ["worker"],
     }
+
+
+def test_command_lines_are_understood(manifests: list[Manifest]) -> None:
+    for pod in _pods(manifests).values():
+        name, *arguments = _container(pod)["args"]
+        commands.commands[name].make_context(name, arguments)
 
 
 def test_probes_ask_the_right_page(worker: Manifest, values: dict[str, str]) -> None:
