@@ -19,7 +19,10 @@ SettingName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*(\.[a-
 TopicName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 # What Kubernetes injects beside a Service named `anabranch`; none of our business.
-_KUBERNETES_SERVICE_LINK = re.compile(r"ANABRANCH_(SERVICE_.*|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)\Z")
+# By its form, not only by name: ANABRANCH_PORT=8080 is somebody who means ANABRANCH_WEB_PORT.
+_KUBERNETES_SERVICE_LINK = re.compile(
+    r"ANABRANCH_(SERVICE_\w+=.*|PORT=(tcp|udp|sctp)://.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*)", re.DOTALL
+)
 
 
 class SettingsError(Exception):
@@ -29,7 +32,7 @@ class SettingsError(Exception):
 class Settings(BaseSettings):
     """The environment, validated. Durations in seconds."""
 
-    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, extra="ignore")
+    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, extra="ignore", allow_inf_nan=False)
 
     # Where the store is; passed to asyncpg unparsed.
     database_connection_string: SecretStr | None = None
@@ -156,8 +159,10 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     known = names | {f"{name}_FILE" for name in secrets}
     unknown = sorted(
         name
-        for name in environment
-        if name.startswith("ANABRANCH_") and name not in known and not _KUBERNETES_SERVICE_LINK.match(name)
+        for name, value in environment.items()
+        if name.startswith("ANABRANCH_")
+        and name not in known
+        and not _KUBERNETES_SERVICE_LINK.fullmatch(f"{name}={value}")
     )
     if unknown:
         raise SettingsError(f"unknown setting {', '.join(unknown)}")
