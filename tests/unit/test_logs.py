@@ -1,0 +1,76 @@
+"""Log lines, as a collector and as a person reads them."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from streams.telemetry.logs import configure
+
+NAMES = ("aiokafka", "faust", "mode", "asyncio", "aiohttp", "aiohttp.access")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in NAMES}
+    yield
+    root.handlers[:], root.level = handlers, level
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
+
+
+def test_json_is_one_object_a_line_whatever_the_message_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("json")
+    logging.getLogger("streams.test").warning("store is %s:\n%s", "down", 'a "quoted" line')
+    logging.getLogger("streams.test").info("second")
+    captured = capsys.readouterr()
+    assert captured.out == ""  # standard output belongs to results
+    first, second = map(json.loads, captured.err.splitlines())
+    assert first.keys() == {"time", "level", "logger", "message"}
+    assert (first["level"], first["logger"]) == ("WARNING", "streams.test")
+    assert first["message"] == 'store is down:\na "quoted" line'
+    assert second["message"] == "second"
+
+
+def test_console_is_for_the_eye(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("console")
+    logging.getLogger("streams.test").error("store is %s", "down")
+    line = capsys.readouterr().err
+    assert line.endswith("ERROR   store is down\n")
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_root_has_one_handler_and_says_no_debug(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("json")
+    configure(style)  # type: ignore[arg-type]
+    assert len(logging.getLogger().handlers) == 1
+    assert logging.getLogger().handlers[0].stream is sys.stderr  # type: ignore[attr-defined]
+    logging.getLogger("streams.test").debug("quiet")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "is_told"),
+    [
+        # Built from messages at DEBUG, and the steps of every rebalance at INFO.
+        ("aiokafka.consumer", logging.DEBUG, False),
+        ("aiokafka.cluster", logging.WARNING, False),
+        ("aiokafka.conn", logging.ERROR, True),
+        ("faust.agents", logging.INFO, False),
+        ("mode.services", logging.INFO, False),
+        ("mode.services", logging.WARNING, True),
+        ("asyncio", logging.INFO, False),
+        ("aiohttp.access", logging.WARNING, False),
+        ("streams.worker", logging.INFO, True),
+    ],
+)
+def test_libraries_are_quiet_until_it_matters(
+    name: str, level: int, capsys: pytest.CaptureFixture[str], *, is_told: bool
+) -> None:
+    configure("json")
+    logging.getLogger(name).log(level, "canary")
+    assert ("canary" in capsys.readouterr().err) is is_told
