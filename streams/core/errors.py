@@ -29,6 +29,7 @@ never quotes the event: no text, principal or embedding may reach a log or a hea
 from typing import ClassVar
 
 __all__ = [
+    "INTERNAL_ERROR",
     "AnabranchError",
     "ContractViolation",
     "DimensionMismatch",
@@ -48,7 +49,12 @@ __all__ = [
     "UnknownSchema",
     "UnsupportedVersion",
     "ZeroEmbedding",
+    "dead_letter_codes",
 ]
+
+
+# Under this code goes what nobody foresaw.
+INTERNAL_ERROR = "internal_error"
 
 
 class AnabranchError(Exception):
@@ -149,6 +155,12 @@ class GaveUp(TerminalError):
         super().__init__(message)
         self.code = code  # type: ignore[misc]  # one class for three codes: what differs is the cause, not the handling
         self.stage = stage  # type: ignore[misc]
+
+
+def dead_letter_codes() -> frozenset[str]:
+    """Every code that a dead letter can have."""
+    own = {kind.code for kind in TerminalError.__subclasses__() if kind is not GaveUp}
+    return frozenset(own | {StoreUnavailable.code, SearchTimeout.code, INTERNAL_ERROR})
 
 
 class TransientError(AnabranchError):

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from streams.core.errors import dead_letter_codes
+
 __all__ = ["CONTENT_TYPE", "Metrics", "metric_names"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,6 +23,13 @@ _TOKENS = (0, 100, 250, 500, 1000, 2000, 3500, 5000, 10_000, 20_000)
 OUTCOMES = ("answered", "dead_lettered", "skipped")
 STAGES = ("decode", "search", "assemble", "encode", "publish")
 SCOPES = ("local", "global")
+RETRY_CAUSES = (
+    "store_unavailable",
+    "search_timeout",
+    "store_misconfigured",
+    "internal_error",
+    "kafka_unavailable",
+)
 
 
 class _AtScrape(Collector):
@@ -126,6 +135,10 @@ class Metrics:
         )
         registry.register(_AtScrape(pool, lag))
         # Series exist from the start: a rate over a counter that appears with its first event misses that event.
+        for code in dead_letter_codes():
+            self.dead_letters.labels(code)
+        for cause in RETRY_CAUSES:
+            self.retries.labels(cause)
         for outcome in OUTCOMES:
             self.events.labels(outcome)
         for stage in STAGES:
@@ -144,8 +157,6 @@ def metric_names() -> dict[str, frozenset[str]]:
     metrics.event_duration.labels("extraction")
     metrics.passages_returned.labels("extraction")
     metrics.tokens_used.labels("extraction")
-    metrics.dead_letters.labels("undecodable")
-    metrics.retries.labels("store_unavailable")
     names: dict[str, frozenset[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:

@@ -5,6 +5,7 @@ Faust's part is the consumer group, the agent and the web server. What is commit
 """
 
 import logging
+import signal
 import tempfile
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from time import perf_counter
@@ -26,7 +27,7 @@ from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
 from streams.worker.configured import broker_connection, load_profiles, open_codec
 from streams.worker.delivery import Delivery
-from streams.worker.health import StoreHealth
+from streams.worker.health import Refused, StoreHealth
 from streams.worker.processor import OutagePolicy, Processor
 from streams.worker.transport import Transport
 
@@ -113,6 +114,10 @@ class _App(faust.App):
         await super().on_stop()
         await self.root.close()
 
+    async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        self.root.reopen()
+        await super()._on_partitions_assigned(assigned, generation_id)
+
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:  # noqa: ARG002
         """Called when partitions are revoked, and on stop: fetching has ended, nothing is committed yet."""
         await self.root.drain(stopping=self.should_stop)
@@ -127,6 +132,7 @@ class Anabranch:
 
     Attributes:
         app: the Faust app that runs it.
+        refused: working on this store was found to be unsafe.
 
     Raises:
         SettingsError: something that a worker needs is missing or unusable; one line.
@@ -155,6 +161,7 @@ class Anabranch:
         self._health = StoreHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
         )
+        self.refused = False
         self._kafka_reachable = True
         self.publisher = Publisher(
             client_options,
@@ -190,6 +197,18 @@ class Anabranch:
         self._metrics.in_flight.set_function(lambda: self._delivery.in_flight)
         self._mount()
 
+    async def look(self) -> None:
+        """Look at the store once, before anything starts.
+
+        Raises:
+            Refused: working on it would not be safe. What else is wrong, an absent server included, is waited for.
+        """
+        await self._store.open()
+        try:
+            await self._health.look()
+        finally:
+            await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
+
     async def open(self) -> None:
         """Before any service starts. The store is connected to later, so an absent one is no error."""
         await self._store.open()
@@ -202,6 +221,10 @@ class Anabranch:
             patience = self.settings.anabranch_rebalance_timeout_seconds
             seconds = min(seconds, patience * _DRAIN_SHARE_OF_REBALANCE)
         await self._delivery.drain(seconds)
+
+    def reopen(self) -> None:
+        """Partitions have been assigned."""
+        self._delivery.reopen()
 
     async def close(self) -> None:
         """After the last event."""
@@ -247,7 +270,14 @@ class Anabranch:
             await self._store.warm_up()
         except TransientError:
             logger.debug("the pool could not be warmed up; the probe will say why")
-        await self._health.watch()  # raises Refused, which ends the worker
+        try:
+            await self._health.watch()
+        except Refused as verdict:
+            logger.critical("refused: %s", verdict)
+            self.refused = True
+            signal.raise_signal(
+                signal.SIGTERM
+            )  # ends as an operator would end it: what is in work is seen through
 
     async def _inspect(self) -> Sequence[Finding]:
         setting = self.settings.anabranch_principals_setting

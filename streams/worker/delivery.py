@@ -56,6 +56,7 @@ class Delivery(Generic[R]):
         self._ledger: Ledger[R] = Ledger()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps weak references only
         self._room = asyncio.Event()
+        self._draining = False
 
     @property
     def in_flight(self) -> int:
@@ -64,18 +65,25 @@ class Delivery(Generic[R]):
 
     async def admit(self, record: R) -> None:
         """Take an event into work; waits while there is no room, which is what holds fetching back."""
-        while self._busy() >= self._concurrency:
+        while self._busy() >= self._concurrency and not self._draining:
             self._room.clear()
             await self._room.wait()
-        if record.generation != self._generation():
-            return  # read before a rebalance: whoever owns the partition now reads it again
+        if self._draining or record.generation != self._generation():
+            # Read before a rebalance: whoever owns the partition then reads it again. Taken into work now, it would be
+            # acknowledged past those before it that the drain gives up.
+            return
         entry = self._ledger.admit((record.partition, record.generation), record)
         task = asyncio.create_task(self._work(entry))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Wait for the events in work, then give up on the rest: cancelled and unacknowledged, they are read again."""
+        """Wait for the events in work, then give up on the rest: cancelled and unacknowledged, they are read again.
+
+        No event is admitted from here on until `reopen`.
+        """
+        self._draining = True
+        self._room.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_seconds)
         unfinished = set(self._tasks)
@@ -84,7 +92,10 @@ class Delivery(Generic[R]):
         if unfinished:
             await asyncio.wait(unfinished, timeout=1.0)
         self._ledger.abandon()
-        self._room.set()
+
+    def reopen(self) -> None:
+        """Partitions are assigned (again): admit events."""
+        self._draining = False
 
     def _busy(self) -> int:
         # After a rebalance tasks of abandoned events may still be ending; they hold connections too.

@@ -102,19 +102,26 @@ class StoreHealth:
         probes = 0
         while True:
             due = not self._admitted.is_set() or probes % self._inspect_every == 0
-            misconfigured = self.state is StoreState.MISCONFIGURED
-            try:
-                if due or misconfigured:
-                    await self._preflight()
-                else:
-                    await self._probe()
-                    self._become(StoreState.UP, "it answers")
-            except StoreMisconfigured as fault:
-                self._become(StoreState.MISCONFIGURED, str(fault))
-            except TransientError as fault:
-                self._become(StoreState.DOWN, str(fault))
+            await self.look(thoroughly=due or self.state is StoreState.MISCONFIGURED)
             probes += 1
             await asyncio.sleep(self._interval_seconds)
+
+    async def look(self, *, thoroughly: bool = True) -> None:
+        """Probe once, or run the whole preflight.
+
+        Raises:
+            Refused: the preflight says that working on this store is not safe.
+        """
+        try:
+            if thoroughly:
+                await self._preflight()
+            else:
+                await self._probe()
+                self._become(StoreState.UP, "it answers")
+        except StoreMisconfigured as fault:
+            self._become(StoreState.MISCONFIGURED, str(fault))
+        except TransientError as fault:
+            self._become(StoreState.DOWN, str(fault))
 
     async def _preflight(self) -> None:
         findings = await self._inspect()

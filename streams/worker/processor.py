@@ -15,11 +15,13 @@ from typing import Literal, Protocol
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
 from streams.core.errors import (
+    INTERNAL_ERROR,
     Expired,
     GaveUp,
     ModelMismatch,
     SearchTimeout,
     StoreMisconfigured,
+    StoreUnavailable,
     TerminalError,
     TransientError,
 )
@@ -163,7 +165,7 @@ class Processor:
             misfortunes.count(fault, last_success=self._last_success)
             raise
         except Exception as defect:
-            self._metrics.retries.labels("internal_error").inc()
+            self._metrics.retries.labels(INTERNAL_ERROR).inc()
             # The traceback names code only; an exception's own text may quote the event.
             logger.error(  # noqa: TRY400
                 "unforeseen %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
@@ -259,7 +261,7 @@ class _Misfortunes:
                 raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
         self._outages += 1
         if self._outage.then == "dead_letter" and self._outages >= self._outage.attempts:
-            raise GaveUp("store_unavailable", f"the store was unavailable {self._outages} times")
+            raise GaveUp(StoreUnavailable.code, f"the store was unavailable {self._outages} times")
 
     def count_defect(self, defect: Exception) -> None:
         """Count an exception that nobody foresaw.
@@ -269,7 +271,7 @@ class _Misfortunes:
         """
         self._defects += 1
         if self._defects >= _MOST_DEFECTS:
-            raise GaveUp("internal_error", f"unforeseen {_where(defect)}", stage="assemble") from defect
+            raise GaveUp(INTERNAL_ERROR, f"unforeseen {_where(defect)}", stage="assemble") from defect
 
 
 def _worth_another_attempt(error: BaseException) -> bool:

@@ -1,7 +1,6 @@
 """Running the worker process."""
 
 import asyncio
-import contextlib
 import sys
 from typing import NoReturn
 
@@ -29,15 +28,21 @@ class _Worker(faust.Worker):
 
 
 def run_worker(settings: Settings) -> NoReturn:
-    """Run until a signal; exits with 0 after SIGTERM or SIGINT, else with 1.
+    """Run until a signal; exits with 0 after SIGTERM or SIGINT, with 1 where the store refuses or something breaks.
 
     Raises:
         SettingsError: something that a worker needs is missing or unusable.
     """
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    worker = _Worker(Anabranch(settings).app, loop=loop, redirect_stdouts=False, quiet=True)
+    anabranch = Anabranch(settings)
+    try:
+        loop.run_until_complete(anabranch.look())
+    except Refused as verdict:
+        sys.exit(f"anabranch: refused: {verdict}")
+    worker = _Worker(anabranch.app, loop=loop, redirect_stdouts=False, quiet=True)
     worker.spinner = None
-    with contextlib.suppress(Refused):
+    try:
         worker.execute_from_commandline()
-    sys.exit(1)
+    except SystemExit as end:
+        sys.exit(1 if anabranch.refused else end.code)

@@ -189,12 +189,22 @@ async def test_a_drain_frees_the_places_for_the_next_generation() -> None:
     async with asyncio.timeout(1):
         await group.delivery.drain(0.01)
         await read_before
+    group.delivery.reopen()
     event = group.event(0)
     await group.admit(event)
     event.release.set()
     await settle()
     # What was read before the rebalance and still waited was not begun: its owner reads it again.
     assert (group.begun, group.log) == ([0, 0], [(0, 0)])
+
+
+async def test_a_drained_delivery_begins_nothing_until_it_is_reopened() -> None:
+    """The generation changes only when the next assignment is known, well after the partitions were taken away."""
+    group = Group(concurrency=1)
+    async with asyncio.timeout(1):
+        await group.delivery.drain(0)
+        await group.delivery.admit(group.event(0))
+    assert (group.begun, group.delivery.in_flight) == ([], 0)
 
 
 async def test_an_event_of_another_generation_is_not_begun() -> None:
