@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from streams.store import preflight
 from streams.store.migrate import migrate
 from streams.store.preflight import Finding, inspect
 
@@ -272,3 +273,32 @@ async def test_restrictive_and_foreign_policies_do_no_harm(database: Database) -
         "CREATE POLICY writing ON documents FOR INSERT WITH CHECK (true)",
     )
     assert await faults(database.worker) == []
+
+
+async def test_a_policy_that_leans_on_a_table_that_is_open_is_refused(database: Database) -> None:
+    """One policy of the other table depends on the asker; a second one lets everybody through."""
+    await execute(
+        database.owner,
+        "CREATE TABLE memberships (title text); GRANT SELECT ON memberships TO anabranch_reader;"
+        "ALTER TABLE memberships ENABLE ROW LEVEL SECURITY;"
+        f"CREATE POLICY guarded ON memberships USING (title = current_setting('{SETTING}', true));"
+        "DROP POLICY anabranch_reader_documents ON documents;"
+        "CREATE POLICY own ON documents USING (title IN (SELECT m.title FROM memberships m))",
+    )
+    assert [f for f in await faults(database.worker) if f.check == "policies"] == []
+    await execute(database.owner, "CREATE POLICY open ON memberships USING (true)")
+    found = await faults(database.worker)
+    assert [f for f in found if f.level == "refused" and "own on documents" in f.detail], found
+
+
+@pytest.mark.parametrize(
+    ("constant", "version", "level"),
+    [("OLDEST_SERVER", 99, "unready"), ("NEWEST_SERVER_KNOWN", 9, "warning")],
+)
+async def test_a_server_of_an_unknown_version(
+    database: Database, monkeypatch: pytest.MonkeyPatch, constant: str, version: int, level: str
+) -> None:
+    monkeypatch.setattr(preflight, constant, version)
+    assert [(finding.check, finding.level) for finding in await faults(database.worker)] == [
+        ("server", level)
+    ]
