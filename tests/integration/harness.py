@@ -316,8 +316,26 @@ class Samples:
             if sample == name
         }
 
+    def nonzero(self, name: str) -> dict[tuple[str, ...], float]:
+        """As `all`, without the series that are there from the start."""
+        return {labels: number for labels, number in self.all(name).items() if number}
+
     def total(self, name: str) -> float:
         return sum(self.all(name).values())
+
+    def labels(self) -> dict[str, set[str]]:
+        """Each metric's name to its labels' names; a histogram counts as one, without ``le``."""
+        names: dict[str, set[str]] = {}
+        for name, labels in self._values:
+            for suffix in ("_bucket", "_count", "_sum", "_created"):
+                base = name.removesuffix(suffix)
+                if base in self.families and self.families[base] == "histogram":
+                    break
+            else:
+                base = name
+            if not base.endswith("_created"):
+                names.setdefault(base, set()).update(label for label, _ in labels if label != "le")
+        return names
 
 
 class Worker:

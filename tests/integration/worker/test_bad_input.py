@@ -100,7 +100,7 @@ async def test_each_kind_becomes_one_dead_letter(
     assert tombstones == len(range(0, len(bad), 20))
     assert samples.value("anabranch_events_total", outcome="dead_lettered") == len(bad)
     assert samples.value("anabranch_events_total", outcome="answered") == len(good)
-    codes = samples.all("anabranch_dead_letters_total")
+    codes = samples.nonzero("anabranch_dead_letters_total")
     assert codes == {(code,): sum(other == code for *_, other in bad) for *_, code in bad}
     assert samples.total("anabranch_retries_total") == 0
     assert "Traceback" not in worker.log

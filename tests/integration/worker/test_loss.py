@@ -1,0 +1,153 @@
+"""Nothing is lost: not to kill -9, not to SIGTERM, not to a member that comes or goes.
+
+Every event that was asked has a result, whatever happened in between; repeats are allowed, and counted.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import asyncpg
+from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from harness import Channel, Outbox, Worker, account, as_avro, query, until
+
+from tests.conftest import Database
+
+EVENTS = 10_000
+
+
+def tiny_corpus() -> Corpus:
+    """A search here costs as little as one can."""
+    rng = random.Random(1)
+    document = Document(random_uuid(rng), frozenset({"public"}))
+    return Corpus.of(
+        [document],
+        [
+            Chunk(random_uuid(rng), document.id, "text", vector, token_count=1)
+            for vector in unit_vectors(8, 1)
+        ],
+    )
+
+
+def events(count: int) -> dict[str, bytes]:
+    """Event id to value."""
+    vectors = unit_vectors(16, 2)
+    asked = (
+        query(vectors[number % 16], profile="docs", k=1, similarity_threshold=0) for number in range(count)
+    )
+    return {event["event_id"]: as_avro(event) for event in asked}
+
+
+async def test_kill_dash_nine_loses_nothing(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    await load(database.writer, tiny_corpus())
+    asked = events(EVENTS)
+    first = start_worker(database.worker)
+    await first.until_ready()
+    began = time.monotonic()
+    await channel.send_all([(value, event_id.encode()) for event_id, value in asked.items()])
+    await outbox.until(results=EVENTS // 3)
+    first.kill()
+    await asyncio.sleep(0.5)  # what it had sent arrives
+    before = len(outbox.results)
+    assert before < EVENTS
+    second = start_worker(database.worker)
+    takeover = await second.until_ready()
+    await outbox.until_answered(set(asked), seconds=120)
+    seconds = time.monotonic() - began
+
+    outcome = account(asked, outbox.results)
+    figures(
+        f"{outcome}; killed after {before} results, ready again {takeover:.1f} s after the restart;"
+        f" {EVENTS / seconds:.0f} events/s in all"
+    )
+    assert outcome.lost == []
+    assert outcome.strange == []
+    # At most what was in work or not yet committed: a quarter of a second's worth, and the rest of a fetch.
+    assert outcome.repeats <= 1000
+    assert outbox.dead_letters == []
+
+
+async def test_members_that_come_and_go_lose_nothing(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    await load(database.writer, tiny_corpus())
+    asked = events(4000)
+    first = start_worker(database.worker)
+    await first.until_ready()
+    await channel.send_all([(value, event_id.encode()) for event_id, value in asked.items()])
+    await outbox.until(results=300)
+    second = start_worker(database.worker)
+    await second.until_ready()
+    joined = len(outbox.results)
+    assert joined < len(asked)
+    await outbox.until(results=joined + 300)
+    code, seconds = await first.terminate()
+    left = len(outbox.results)
+    assert left < len(asked)
+    await outbox.until_answered(set(asked), seconds=90)
+
+    outcome = account(asked, outbox.results)
+    figures(
+        f"{outcome}; joined after {joined}, SIGTERM after {left} results: exit code {code} in {seconds:.1f} s"
+    )
+    assert code == 0
+    assert seconds < 3 + 3  # the grace period, and closing what is open
+    assert outcome.lost == []
+    assert outcome.strange == []
+    # What was in work when partitions were taken away is finished and committed: only what was fetched comes again.
+    assert outcome.repeats <= 100
+    assert outbox.dead_letters == []
+
+
+async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """Some events finish and some hang when the signal comes; the grace period ends, and so does the worker."""
+    await load(database.writer, tiny_corpus())
+    asked = events(400)
+    first = start_worker(database.worker)
+    await first.until_ready()
+    records = [(value, event_id.encode()) for event_id, value in asked.items()]
+    await channel.send_all(records[:100])
+    await outbox.until(results=100)
+    maintenance = await asyncpg.connect(database.admin)
+    try:
+        async with maintenance.transaction():
+            await maintenance.execute("LOCK TABLE document_chunks IN ACCESS EXCLUSIVE MODE")
+            await channel.send_all(records[100:])
+            samples = await first.scrape()
+            deadline = time.monotonic() + 10
+            while samples.value("anabranch_in_flight_events") < 8:
+                assert time.monotonic() < deadline
+                samples = await first.scrape()
+            code, seconds = await first.terminate()
+    finally:
+        await maintenance.close()
+    answered = len(outbox.results)
+    second = start_worker(database.worker)
+    await second.until_ready()
+    await outbox.until_answered(set(asked), seconds=60)
+    await until(lambda: len(outbox.results) >= 400, lambda: "", seconds=5)
+
+    outcome = account(asked, outbox.results)
+    figures(f"{outcome}; exit code {code} {seconds:.1f} s after SIGTERM, with eight searches that hang")
+    assert answered == 100
+    assert code == 0
+    assert 3 <= seconds < 3 + 4
+    assert outcome.lost == []
+    assert outcome.repeats == 0

@@ -1,0 +1,194 @@
+"""What operators see: a worker under load, with dead letters and an outage of the store in it."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from harness import Channel, Outbox, Samples, Worker, account, as_avro, as_json, query, read_result
+
+import streams
+from streams.embedded.postgres import EmbeddedPostgres
+from tests.conftest import PostgresServer
+
+# Specification, section 7: name to labels.
+METRICS = {
+    "anabranch_events_total": {"outcome"},
+    "anabranch_event_duration_seconds": {"profile"},
+    "anabranch_event_age_seconds": set(),
+    "anabranch_stage_duration_seconds": {"stage"},
+    "anabranch_search_duration_seconds": {"scope"},
+    "anabranch_passages_returned": {"profile"},
+    "anabranch_tokens_used": {"profile"},
+    "anabranch_dead_letters_total": {"code"},
+    "anabranch_retries_total": {"cause"},
+    "anabranch_in_flight_events": set(),
+    "anabranch_pool_connections": {"state"},
+    "anabranch_consumer_lag": {"partition"},
+    "anabranch_build_info": {"version"},
+}
+
+RNG = random.Random(3)
+SESSION, TOPIC = random_uuid(RNG), random_uuid(RNG)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that may be stopped."""
+    with EmbeddedPostgres() as embedded:
+        yield PostgresServer(embedded)
+
+
+def corpus() -> Corpus:
+    document = Document(random_uuid(RNG), frozenset({"public"}), file_description="A file")
+    return Corpus.of(
+        [document],
+        [
+            Chunk(
+                random_uuid(RNG),
+                document.id,
+                f"Text {number}.",
+                vector,
+                session_id=SESSION,
+                related_topic_ids=[TOPIC] if number % 2 else [],
+            )
+            for number, vector in enumerate(unit_vectors(40, 1))
+        ],
+    )
+
+
+class Load:
+    """Good events, and bad ones among them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._vectors = unit_vectors(16, 2)
+        self.asked: dict[str, dict[str, object]] = {}
+        self.bad: Counter[str] = Counter()
+        self.skipped = 0
+
+    async def send(self, count: int) -> None:
+        for number in range(count):
+            event = query(
+                self._vectors[number % 16],
+                profile=("extraction", "chat")[number % 2],
+                session_id=SESSION,
+                topic_id=TOPIC if number % 3 == 0 else None,
+            )
+            self.asked[event["event_id"]] = event
+            await self._channel.send((as_json if number % 2 else as_avro)(event), str(number).encode())
+            if number % 20 == 0:
+                await self._channel.send(b"noise", str(number).encode())
+                await self._channel.send(as_json(query([0] * 768)), str(number).encode())
+                await self._channel.send(None, str(number).encode())
+                self.bad.update(["undecodable", "zero_embedding"])
+                self.skipped += 1
+
+
+async def test_an_outage_is_seen_survived_and_counted(
+    own_postgres: PostgresServer,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    database = own_postgres.database()
+    await load(database.writer, corpus())
+    worker = start_worker(
+        database.worker, ANABRANCH_RETRY_BASE_SECONDS="0.2", ANABRANCH_RETRY_MAX_SECONDS="1"
+    )
+    await worker.until_ready()
+    events = Load(channel)
+    await events.send(100)
+    await outbox.until(results=50)
+
+    # The outage comes in the middle of the work, as a crash.
+    sending = asyncio.create_task(events.send(300))
+    await outbox.until(results=120)
+    await asyncio.to_thread(own_postgres.embedded.stop, "immediate")
+    down_after = await worker.until_ready(ready=False, seconds=10)
+    assert await asyncio.to_thread(worker.is_live)
+    await sending
+    await asyncio.sleep(1)
+    answered = len(outbox.results)
+    during = await worker.scrape()
+    assert during.total("anabranch_consumer_lag") > 0
+    assert during.value("anabranch_in_flight_events") == 8
+    await asyncio.sleep(2)
+    assert len(outbox.results) == answered  # nothing is made up
+    assert not await asyncio.to_thread(worker.is_ready)
+    assert await asyncio.to_thread(worker.is_live)
+
+    await asyncio.to_thread(own_postgres.embedded.start)
+    up_after = await worker.until_ready(seconds=15)
+    assert await asyncio.to_thread(worker.is_live)
+    await outbox.until_answered(set(events.asked), seconds=60)
+    await outbox.until(dead_letters=events.bad.total())
+
+    outcome = account(events.asked, outbox.results)
+    assert (outcome.lost, outcome.strange, outcome.repeats) == ([], [], 0)
+    samples = await settled(worker)
+    agree(samples, events, outbox)
+    retries = samples.value("anabranch_retries_total", cause="store_unavailable")
+    figures(
+        f"{outcome}; not ready {down_after:.1f} s after the crash, ready {up_after:.1f} s after the restart,"
+        f" {retries:.0f} retries"
+    )
+    assert "Traceback" not in worker.log
+    assert worker.log.count("store is down") == 1  # told once, however many events met it
+
+
+async def settled(worker: Worker) -> Samples:
+    """A scrape when everything has been committed."""
+    deadline = time.monotonic() + 10
+    while True:
+        samples = await worker.scrape()
+        if samples.total("anabranch_consumer_lag") == 0 == samples.value("anabranch_in_flight_events"):
+            return samples
+        assert time.monotonic() < deadline, samples.all("anabranch_consumer_lag")
+        await asyncio.sleep(0.1)
+
+
+def agree(samples: Samples, events: Load, outbox: Outbox) -> None:
+    """Every metric is there, with the labels it should have and the numbers that were sent."""
+    assert samples.labels() == METRICS
+    results = [read_result(record.value) for record in outbox.results]
+    answered = len(events.asked)
+    assert samples.all("anabranch_events_total") == {
+        ("answered",): answered,
+        ("dead_lettered",): events.bad.total(),
+        ("skipped",): events.skipped,
+    }
+    assert samples.nonzero("anabranch_dead_letters_total") == {(code,): n for code, n in events.bad.items()}
+    profiles = Counter(str(event["profile"]) for event in events.asked.values())
+    for name in ("event_duration_seconds", "passages_returned", "tokens_used"):
+        assert samples.nonzero(f"anabranch_{name}_count") == {
+            (profile,): n for profile, n in profiles.items()
+        }
+    for name, field in (("passages_returned", "k_returned"), ("tokens_used", "tokens_used")):
+        for profile in profiles:
+            total = sum(result[field] for result in results if result["profile"] == profile)
+            assert samples.value(f"anabranch_{name}_sum", profile=profile) == total
+    assert samples.value("anabranch_event_age_seconds_count") == answered
+    assert samples.value("anabranch_event_age_seconds_sum") > samples.total(
+        "anabranch_event_duration_seconds_sum"
+    )
+    stages = samples.all("anabranch_stage_duration_seconds_count")
+    assert stages.pop(("decode",)) >= answered  # once an attempt
+    assert stages == {(stage,): answered for stage in ("search", "assemble", "encode", "publish")}
+    topics = sum(event["topic_id"] is not None for event in events.asked.values())
+    assert samples.all("anabranch_search_duration_seconds_count") == {
+        ("local",): topics,
+        ("global",): answered,
+    }
+    assert samples.value("anabranch_retries_total", cause="store_unavailable") >= 8
+    assert samples.all("anabranch_build_info") == {(streams.__version__,): 1}
+    assert 0 < samples.total("anabranch_pool_connections") <= 17
+    assert samples.value("anabranch_pool_connections", state="busy") <= 1  # the probe
+    assert samples.all("anabranch_consumer_lag") == {("0",): 0, ("1",): 0, ("2",): 0}
+    # A boundary exactly on each limit of the objectives.
+    assert samples.value("anabranch_event_duration_seconds_bucket", profile="chat", le="0.25") > 0
+    assert samples.value("anabranch_event_age_seconds_bucket", le="2.0") > 0
