@@ -55,7 +55,7 @@ class Screen:
         self._console.print(
             Text(
                 f"  {', '.join(question.principals)} · {result.profile} · {where} · "
-                f"{result.k_returned} passages, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
+                f"{result.k_returned} passage{'' if result.k_returned == 1 else 's'}, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
                 style="dim",
             )
         )
