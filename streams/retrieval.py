@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from streams.core.messages import (
     DIMENSIONS,
-    SCHEMA_VERSION,
     Filters,
     Passage,
     QueryEmbedding,
@@ -342,7 +341,7 @@ def _result(
         "store_value_invalid": any(texts.passage(pick.candidate).invalid for pick in picks),
     }
     return RetrievalResult(
-        schema_version=SCHEMA_VERSION,
+        schema_version=query.schema_version,
         result_id=result_id(query.event_id),
         event_id=query.event_id,
         query_hash=query.query_hash,
