@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Literal, Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
 from streams.core.errors import (
     INTERNAL_ERROR,
@@ -138,10 +138,11 @@ class Processor:
         misfortunes = _Misfortunes(self._outage, began=time.monotonic())
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_worth_another_attempt),
-            wait=wait_exponential_jitter(
-                initial=self._outage.base_seconds,
+            # Between base and twice as much at first, between base and max in the end: jitter all the way.
+            wait=wait_random_exponential(
+                multiplier=2 * self._outage.base_seconds,
+                min=self._outage.base_seconds,
                 max=self._outage.max_seconds,
-                jitter=self._outage.base_seconds,
             ),
             reraise=True,
         ):
@@ -181,6 +182,7 @@ class Processor:
         metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
 
         await self._health.admitted()
+        _refuse_expired(query)  # that may have been a long wait
         retrieved = await retrieve(query, rules, self._store, self._count_tokens, started=record.read_at)
         self._last_success = time.monotonic()
         self._health.succeeded()
@@ -208,8 +210,7 @@ class Processor:
         model = self._embedding_model
         if model is not None and query.embedding_model is not None and query.embedding_model != model:
             raise ModelMismatch("the event was embedded by another model than the store's")
-        if query.expires_at is not None and query.expires_at <= datetime.now(UTC):
-            raise Expired("expires_at has passed")
+        _refuse_expired(query)
         return rules
 
     def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, read_at: float) -> None:
@@ -272,6 +273,11 @@ class _Misfortunes:
         self._defects += 1
         if self._defects >= _MOST_DEFECTS:
             raise GaveUp(INTERNAL_ERROR, f"unforeseen {_where(defect)}", stage="assemble") from defect
+
+
+def _refuse_expired(query: QueryEmbedding) -> None:
+    if query.expires_at is not None and query.expires_at <= datetime.now(UTC):
+        raise Expired("expires_at has passed")
 
 
 def _worth_another_attempt(error: BaseException) -> bool:

@@ -1,0 +1,568 @@
+"""One event's way: every row of the specification's table of failures.
+
+The store does what a script says; publishing is recorded. The codec, the retrieval, the metrics and the store's
+health are the real ones. Back-off is in milliseconds.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import perf_counter
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+
+from streams.core.errors import (
+    ResultTooLarge,
+    SearchTimeout,
+    StoreMisconfigured,
+    StoreUnavailable,
+    UnknownProfile,
+)
+from streams.core.messages import QueryEmbedding, result_id
+from streams.core.profiles import SHIPPED
+from streams.core.selection import Candidate
+from streams.retrieval import Found, Search, StoredPassage
+from streams.telemetry.metrics import Metrics
+from streams.wire import Codec
+from streams.worker.health import StoreHealth, StoreState
+from streams.worker.processor import OutagePolicy, Processor
+
+CODEC = Codec()
+CANARY = "canary-3b9e"
+NUMBER = 0.31415926535  # of the embedding; no other number here looks like it
+SLOW_SESSION = UUID(int=0x510)
+
+Headers = Sequence[tuple[str, bytes]]
+Step = BaseException | Callable[[], Awaitable[None]] | None
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "schema_version": "1.0.0",
+        "event_id": "6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d",
+        "occurred_at": datetime.now(UTC).isoformat(),
+        "principals": [f"user:{CANARY}"],
+        "embedding": [NUMBER] * 768,
+        "filters": {"section": CANARY, "metadata": {CANARY: CANARY}},
+    } | changes
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+@dataclass(frozen=True)
+class Record:
+    value: bytes | None
+    key: bytes | None = b"the key"
+    headers: Headers = (("traceparent", b"00-aa-bb-01"), ("twice", b"1"), ("twice", b"\xff\x00"))
+    topic: str = "retrieval.query-embeddings.v1"
+    partition: int = 3
+    offset: int = 42
+    read_at: float = field(default_factory=perf_counter)
+
+    @classmethod
+    def of(cls, **changes: Any) -> "Record":
+        return cls(json.dumps(event(**changes)).encode())
+
+
+class Scripted:
+    """A store that has one passage, and does before each search what its script says."""
+
+    def __init__(self, *script: Step, forever: Step = None) -> None:
+        self._script = list(script)
+        self._forever = forever
+        self.searches = 0
+
+    async def search(self, search: Search) -> Found:
+        del search
+        self.searches += 1
+        step = self._script.pop(0) if self._script else self._forever
+        if isinstance(step, BaseException):
+            raise step
+        if step is not None:
+            await step()
+        return Found([Candidate(UUID(int=7), 0.25)], complete=True)
+
+    async def passages(
+        self, principals: Sequence[str], chunk_ids: Sequence[UUID]
+    ) -> Mapping[UUID, StoredPassage]:
+        del principals
+        return {
+            one: StoredPassage(one, UUID(int=1), CANARY, None, None, None, None, None, CANARY, None, CANARY)
+            for one in chunk_ids
+        }
+
+
+@dataclass(frozen=True)
+class Sent:
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers
+
+    def header(self, name: str) -> str:
+        (value,) = (value for other, value in self.headers if other == name)
+        return value.decode()
+
+
+class Broker:
+    """Records what is published; refuses first what it is given to refuse."""
+
+    def __init__(self, *faults: BaseException) -> None:
+        self._faults = list(faults)
+        self.sent: list[Sent] = []
+
+    async def publish(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
+        await asyncio.sleep(0)
+        if self._faults:
+            raise self._faults.pop(0)
+        self.sent.append(Sent(topic, key, value, headers))
+
+
+class Bench:
+    """A processor and everything around it."""
+
+    def __init__(
+        self,
+        store: Any,
+        broker: Broker | None = None,
+        *,
+        then: Literal["block", "dead_letter"] = "block",
+        attempts: int = 3,
+        model: str | None = None,
+    ) -> None:
+        self.store = store
+        self.broker = broker or Broker()
+        self.metrics = Metrics()
+        self.findings: list[Any] = []
+        self.health = StoreHealth(probe=self._probe, inspect=self._inspect, interval_seconds=0.001)
+        self.processor = Processor(
+            codec=CODEC,
+            store=store,
+            health=self.health,
+            count_tokens=len,
+            publish=self.broker.publish,
+            metrics=self.metrics,
+            profiles=SHIPPED,
+            default_profile="extraction",
+            embedding_model=model,
+            output_topic="results",
+            dead_letter_topic="dead",
+            outage=OutagePolicy(then=then, attempts=attempts, base_seconds=0.001, max_seconds=0.002),
+        )
+
+    async def _probe(self) -> None:
+        """The store answers."""
+
+    async def _inspect(self) -> Sequence[Any]:
+        return self.findings
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """A preflight has passed, and the store is watched no longer."""
+        watch = asyncio.create_task(self.health.watch())
+        await self.health.admitted()
+        watch.cancel()
+        yield
+
+    async def handle(self, record: Record) -> None:
+        async with self.admitted(), asyncio.timeout(5):
+            await self.processor.handle(record)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def outcomes(self) -> dict[str, float]:
+        counts = {name: self.count("anabranch_events_total", outcome=name) for name in OUTCOMES}
+        return {name: count for name, count in counts.items() if count}
+
+    def dead_letter(self) -> Sent:
+        (sent,) = self.broker.sent
+        assert sent.topic == "dead"
+        return sent
+
+    def dead_letters(self) -> dict[str, float]:
+        return self._by("anabranch_dead_letters_total", "code")
+
+    def retries(self) -> dict[str, float]:
+        return self._by("anabranch_retries_total", "cause")
+
+    def _by(self, name: str, label: str) -> dict[str, float]:
+        return {
+            sample.labels[label]: sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and sample.value
+        }
+
+
+OUTCOMES = ("answered", "dead_lettered", "skipped")
+
+
+async def answered(bench: Bench, record: Record) -> None:
+    await bench.handle(record)
+    (sent,) = bench.broker.sent
+    assert sent.topic == "results"
+    assert bench.outcomes() == {"answered": 1}
+    assert bench.dead_letters() == {}
+
+
+async def dead(bench: Bench, record: Record, code: str) -> Sent:
+    """Handle an event that is to end on the dead-letter topic, whole."""
+    await bench.handle(record)
+    sent = bench.dead_letter()
+    assert (sent.key, sent.value) == (record.key, record.value)
+    assert list(sent.headers[: len(record.headers)]) == list(record.headers)
+    assert sent.header("anabranch.error.code") == code
+    assert bench.outcomes() == {"dead_lettered": 1}
+    assert bench.dead_letters() == {code: 1}
+    return sent
+
+
+async def test_an_answer_is_published_with_the_event_s_key_and_headers() -> None:
+    bench, record = Bench(Scripted()), Record.of()
+    await answered(bench, record)
+    (sent,) = bench.broker.sent
+    assert (sent.key, list(sent.headers)) == (record.key, list(record.headers))
+    result = CODEC.decode_result(sent.value)
+    assert result.result_id == result_id(QueryEmbedding.parse(event()).event_id)
+    assert [(one.rank, one.text_content) for one in result.results] == [(1, CANARY)]
+    assert 0 < result.query_time_ms < 5000
+
+
+async def test_an_answer_is_counted() -> None:
+    bench = Bench(Scripted())
+    await answered(bench, Record.of(profile="docs", occurred_at="2020-01-01T00:00:00Z"))
+    assert bench.count("anabranch_event_duration_seconds_count", profile="docs") == 1
+    assert 0 < bench.count("anabranch_event_duration_seconds_sum", profile="docs") < 5
+    assert bench.count("anabranch_event_age_seconds_sum") > 4e7
+    assert bench.count("anabranch_passages_returned_sum", profile="docs") == 1
+    header = f"[Source: {CANARY}]\n"
+    assert bench.count("anabranch_tokens_used_sum", profile="docs") == len(header + CANARY)
+    for stage in ("decode", "search", "assemble", "encode", "publish"):
+        assert bench.count("anabranch_stage_duration_seconds_count", stage=stage) == 1
+    assert bench.count("anabranch_search_duration_seconds_count", scope="global") == 1
+    assert bench.count("anabranch_search_duration_seconds_count", scope="local") == 0
+    assert bench.retries() == {}
+
+
+async def test_an_event_from_the_future_has_no_age() -> None:
+    bench = Bench(Scripted())
+    await answered(bench, Record.of(occurred_at="2999-01-01T00:00:00Z"))
+    assert bench.count("anabranch_event_age_seconds_count") == 1
+    assert bench.count("anabranch_event_age_seconds_sum") == 0
+
+
+async def test_it_waits_for_the_broker_s_acknowledgement() -> None:
+    bench = Bench(Scripted())
+    acknowledged = asyncio.Event()
+
+    async def publish(*_: object) -> None:
+        await acknowledged.wait()
+
+    bench.processor._publish = publish
+    async with bench.admitted():
+        handling = asyncio.create_task(bench.processor.handle(Record.of()))
+        await asyncio.sleep(0.02)
+        assert not handling.done()
+        assert bench.outcomes() == {}
+        acknowledged.set()
+        await handling
+    assert bench.outcomes() == {"answered": 1}
+
+
+async def test_a_tombstone_is_skipped_and_counted() -> None:
+    bench = Bench(Scripted())
+    async with asyncio.timeout(1):
+        await bench.processor.handle(Record(None))  # also before any preflight: it asks nothing
+    assert (bench.broker.sent, bench.store.searches) == ([], 0)
+    assert bench.outcomes() == {"skipped": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (b"", "undecodable"),
+        (CANARY.encode(), "undecodable"),
+        (json.dumps([CANARY]).encode(), "undecodable"),
+        (b"\xc3\x01" + CANARY.encode(), "unknown_schema"),
+        (b"\x00\x00\x00\x00\x07" + CANARY.encode(), "unknown_schema"),
+        (json.dumps(event(schema_version="2.0.0")).encode(), "unsupported_version"),
+        (json.dumps(event(k=CANARY)).encode(), "contract_violation"),
+        (json.dumps(event(principals=[f"{CANARY}\0"])).encode(), "contract_violation"),
+        (json.dumps(event(embedding=[NUMBER] * 767)).encode(), "dimension_mismatch"),
+        (json.dumps(event(embedding=[NUMBER * 1e40] * 768)).encode(), "non_finite_embedding"),
+        (json.dumps(event(embedding=[0] * 768)).encode(), "zero_embedding"),
+        (json.dumps(event(topic_id=str(SLOW_SESSION))).encode(), "topic_without_session"),
+        (json.dumps(event(profile=CANARY)).encode(), "unknown_profile"),
+        (json.dumps(event(embedding_model=CANARY)).encode(), "model_mismatch"),
+        (json.dumps(event(expires_at="2020-01-01T00:00:00Z")).encode(), "expired"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_can_never_succeed_is_put_aside_at_once(
+    value: bytes, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    bench = Bench(Scripted(), model="all-mpnet-base-v2")
+    sent = await dead(bench, Record(value), code)
+    assert bench.store.searches == 0
+    assert bench.retries() == {}
+    added = dict(sent.headers[len(Record(value).headers) :])
+    assert sorted(added) == [
+        "__connect.errors.class.name",
+        "__connect.errors.exception.message",
+        "__connect.errors.offset",
+        "__connect.errors.partition",
+        "__connect.errors.stage",
+        "__connect.errors.topic",
+        "anabranch.error.code",
+    ]
+    assert added["__connect.errors.topic"] == b"retrieval.query-embeddings.v1"
+    assert (added["__connect.errors.partition"], added["__connect.errors.offset"]) == (b"3", b"42")
+    assert added["__connect.errors.stage"] == b"decode"
+    shows_nothing(added, caplog)
+
+
+def shows_nothing(headers: Mapping[str, bytes], caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the log nor a header that was added shows anything of the event or of a text."""
+    shown = [*map(repr, headers.values()), *map(logging.Formatter().format, caplog.records)]
+    shown += [repr(record.__dict__) for record in caplog.records if record.name.startswith("streams")]
+    for text in shown:
+        assert CANARY not in text
+        assert str(NUMBER)[:8] not in text
+
+
+async def test_an_event_without_a_model_is_answered_and_so_is_one_of_the_store_s() -> None:
+    await answered(Bench(Scripted(), model="mpnet"), Record.of(embedding_model=None))
+    await answered(Bench(Scripted(), model="mpnet"), Record.of(embedding_model="mpnet"))
+    await answered(Bench(Scripted(), model=None), Record.of(embedding_model="another"))
+
+
+async def test_an_event_without_key_and_headers_has_none_in_the_end() -> None:
+    bench = Bench(Scripted())
+    await answered(bench, Record(json.dumps(event()).encode(), key=None, headers=()))
+    assert (bench.broker.sent[0].key, list(bench.broker.sent[0].headers)) == (None, [])
+
+
+@pytest.mark.parametrize("then", ["block", "dead_letter"])
+async def test_an_outage_that_ends_in_time_is_survived(then: Any) -> None:
+    bench = Bench(Scripted(*[StoreUnavailable("down")] * 2), then=then)
+    await answered(bench, Record.of())
+    assert bench.retries() == {"store_unavailable": 2}
+    assert bench.store.searches == 3
+
+
+async def test_block_keeps_trying_for_as_long_as_it_takes() -> None:
+    bench = Bench(Scripted(*[StoreUnavailable("down"), SearchTimeout("slow")] * 15))
+    await answered(bench, Record.of())
+    assert bench.retries() == {"store_unavailable": 15, "search_timeout": 15}
+
+
+@pytest.mark.parametrize("attempts", [1, 3, 5])
+@pytest.mark.parametrize("fault", [StoreUnavailable(CANARY), SearchTimeout(CANARY)])
+async def test_dead_letter_gives_up_after_so_many_attempts(
+    attempts: int, fault: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(Scripted(forever=fault), then="dead_letter", attempts=attempts)
+    sent = await dead(bench, Record.of(), "store_unavailable")
+    assert bench.store.searches == attempts
+    assert sent.header("__connect.errors.stage") == "search"
+    assert sent.header("__connect.errors.class.name") == "GaveUp"
+    shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+async def test_an_event_that_times_out_while_others_succeed_is_put_aside() -> None:
+    slow_searches = 0
+    begun, others = asyncio.Event(), asyncio.Event()
+
+    class SlowForOne(Scripted):
+        async def search(self, search: Search) -> Found:
+            nonlocal slow_searches
+            if search.session_id != SLOW_SESSION:
+                others.set()
+                return await super().search(search)
+            slow_searches += 1
+            if slow_searches == 2:
+                begun.set()
+                await others.wait()
+                await asyncio.sleep(0.02)
+            raise SearchTimeout("too slow")
+
+    bench = Bench(SlowForOne())
+    async with bench.admitted(), asyncio.timeout(5):
+        slow = asyncio.create_task(bench.processor.handle(Record.of(session_id=str(SLOW_SESSION))))
+        await begun.wait()
+        await bench.processor.handle(Record.of())
+        await slow
+    assert [sent.topic for sent in bench.broker.sent] == ["results", "dead"]
+    assert bench.broker.sent[1].header("anabranch.error.code") == "search_timeout"
+    assert slow_searches == 3
+    assert bench.retries() == {"search_timeout": 3}
+
+
+async def test_an_event_that_times_out_alone_is_not_to_blame() -> None:
+    # A success from before it was read says nothing about now.
+    bench = Bench(Scripted(None, *[SearchTimeout("slow")] * 6))
+    async with bench.admitted(), asyncio.timeout(5):
+        await bench.processor.handle(Record.of())
+        await bench.processor.handle(Record.of())
+    assert bench.outcomes() == {"answered": 2}
+    assert bench.retries() == {"search_timeout": 6}
+
+
+@pytest.mark.parametrize("then", ["block", "dead_letter"])
+async def test_what_nobody_foresaw_is_put_aside_after_three_attempts(
+    then: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    defect = ValueError(f"bad {CANARY} {NUMBER}")
+    bench = Bench(Scripted(forever=defect), then=then)
+    sent = await dead(bench, Record.of(), "internal_error")
+    assert bench.store.searches == 3
+    assert bench.retries() == {"internal_error": 3}
+    assert "ValueError" in sent.header("__connect.errors.exception.message")
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
+    shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+async def test_a_defect_that_does_not_come_back_is_survived() -> None:
+    bench = Bench(Scripted(ValueError(CANARY), KeyError(CANARY)))
+    await answered(bench, Record.of())
+    assert bench.retries() == {"internal_error": 2}
+
+
+async def test_a_store_that_breaks_its_contract_is_a_defect_too(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(Scripted):
+        async def search(self, search: Search) -> Found:
+            await super().search(search)
+            return Found(
+                [Candidate(UUID(int=7), -3.0)], complete=True
+            )  # a similarity of 4: the model refuses it
+
+    bench = Bench(Wrong())
+    sent = await dead(bench, Record.of(), "internal_error")
+    shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+@pytest.mark.parametrize("then", ["block", "dead_letter"])
+async def test_a_misconfigured_store_is_no_event_s_fault(then: Any) -> None:
+    states: list[StoreState] = []
+    bench = Bench(Scripted(*[StoreMisconfigured("a table is missing")] * 12), then=then, attempts=2)
+
+    async def look() -> None:
+        states.append(bench.health.state)
+
+    bench.store._script.append(look)
+    await answered(bench, Record.of())
+    assert bench.retries() == {"store_misconfigured": 12}
+    assert states == [StoreState.MISCONFIGURED]
+    assert bench.health.state is StoreState.UP  # a search that works is the end of it
+
+
+async def test_a_result_that_the_broker_does_not_take_is_put_aside(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(Scripted(), Broker(ResultTooLarge("the broker does not take a record of this size")))
+    sent = await dead(bench, Record.of(), "result_too_large")
+    assert sent.header("__connect.errors.stage") == "publish"
+    assert bench.store.searches == 1
+    shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+async def test_a_dead_letter_that_cannot_be_put_aside_is_not_taken_for_done() -> None:
+    bench = Bench(Scripted(), Broker(ResultTooLarge("no"), ResultTooLarge("no")))
+    with pytest.raises(ResultTooLarge):
+        await bench.handle(Record.of())
+    assert bench.outcomes() == {}
+
+
+async def test_an_event_that_expires_between_two_attempts_is_not_searched_again() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=0.3)
+
+    async def fail_after_expiry() -> None:
+        await asyncio.sleep(max(0.0, (expiry - datetime.now(UTC)).total_seconds()) + 0.01)
+        raise StoreUnavailable("down")
+
+    bench = Bench(Scripted(fail_after_expiry))
+    await dead(bench, Record.of(expires_at=expiry.isoformat()), "expired")
+    assert bench.store.searches == 1
+
+
+async def test_an_event_that_expires_before_the_preflight_has_passed_is_not_searched() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=0.2)
+    bench, record = Bench(Scripted()), Record.of(expires_at=expiry.isoformat())
+    handling = asyncio.create_task(bench.processor.handle(record))
+    await asyncio.sleep(max(0.0, (expiry - datetime.now(UTC)).total_seconds()) + 0.01)
+    async with bench.admitted(), asyncio.timeout(5):
+        await handling
+    assert bench.dead_letters() == {"expired": 1}
+    assert bench.store.searches == 0
+
+
+async def test_nothing_is_searched_before_a_preflight_has_passed() -> None:
+    bench = Bench(Scripted())
+    good = asyncio.create_task(bench.processor.handle(Record.of()))
+    bad = asyncio.create_task(bench.processor.handle(Record(b"{")))
+    await asyncio.sleep(0.02)
+    assert bench.store.searches == 0
+    assert bad.done()  # whether it can be decoded does not depend on the store
+    async with bench.admitted(), asyncio.timeout(5):
+        await good
+    assert bench.outcomes() == {"answered": 1, "dead_lettered": 1}
+
+
+async def test_a_cancelled_event_leaves_no_trace() -> None:
+    searching = asyncio.Event()
+
+    async def hang() -> None:
+        searching.set()
+        await asyncio.Event().wait()
+
+    bench = Bench(Scripted(hang))
+    async with bench.admitted(), asyncio.timeout(5):
+        handling = asyncio.create_task(bench.processor.handle(Record.of()))
+        await searching.wait()
+        handling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handling
+    assert (bench.broker.sent, bench.outcomes(), bench.retries()) == ([], {}, {})
+
+
+async def test_an_event_may_meet_everything_and_be_answered() -> None:
+    faults = [
+        StoreUnavailable("down"),
+        ValueError("odd"),
+        SearchTimeout("slow"),
+        StoreMisconfigured("table"),
+        KeyError("odd"),
+        StoreUnavailable("down"),
+    ]
+    bench = Bench(Scripted(*faults))
+    await answered(bench, Record.of())
+    assert sum(bench.retries().values()) == len(faults)
+
+
+async def test_a_long_message_is_cut_to_fit_the_margin_of_the_topic() -> None:
+    class Verbose(Codec):
+        def decode_query(self, value: bytes) -> QueryEmbedding:
+            del value
+            raise UnknownProfile("x" * 5000)
+
+    bench = Bench(Scripted())
+    bench.processor._codec = Verbose()
+    sent = await dead(bench, Record.of(), "unknown_profile")
+    assert sum(len(name) + len(value) for name, value in sent.headers[3:]) < 2000
+
+
+async def test_successes_are_silent_and_a_dead_letter_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="streams")
+    bench = Bench(Scripted())
+    async with bench.admitted():
+        caplog.clear()
+        await bench.processor.handle(Record.of())
+        assert caplog.records == []
+        await bench.processor.handle(Record(b"{"))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("dead letter undecodable at retrieval.query-embeddings.v1[3]@42: ")
