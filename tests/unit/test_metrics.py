@@ -21,6 +21,32 @@ SPECIFIED = {
     "anabranch_build_info": ("gauge", {"version"}),
 }
 
+# Section 6.
+DEAD_LETTERS = {
+    "undecodable",
+    "unknown_schema",
+    "unsupported_version",
+    "contract_violation",
+    "dimension_mismatch",
+    "non_finite_embedding",
+    "zero_embedding",
+    "topic_without_session",
+    "unknown_profile",
+    "model_mismatch",
+    "expired",
+    "result_too_large",
+    "store_unavailable",
+    "search_timeout",
+    "internal_error",
+}
+RETRIES = {
+    "store_unavailable",
+    "search_timeout",
+    "store_misconfigured",
+    "internal_error",
+    "kafka_unavailable",
+}
+
 
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     text = metrics.exposition().decode()
@@ -81,7 +107,9 @@ def test_series_of_known_labels_exist_before_their_first_event() -> None:
         "publish",
     }
     assert labelled("anabranch_search_duration_seconds_count", "scope", metrics) == {"local", "global"}
-    assert labelled("anabranch_dead_letters_total", "code", metrics) == set()
+    # Every code that a dead letter or a retry may have, and no other: labels are bounded.
+    assert labelled("anabranch_dead_letters_total", "code", metrics) == DEAD_LETTERS
+    assert labelled("anabranch_retries_total", "cause", metrics) == RETRIES
 
 
 def test_what_is_read_at_the_scrape_is_read_each_time() -> None:
