@@ -52,13 +52,14 @@ class Screen:
             where = f"topic “{self._topics[question.topic_id]}”, then its session"
         elif question.session_id is not None:
             where = f"session “{self._sessions[question.session_id]}”"
-        self._console.print(
-            Text(
-                f"  {', '.join(question.principals)} · {result.profile} · {where} · "
-                f"{result.k_returned} passage{'' if result.k_returned == 1 else 's'}, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
-                style="dim",
-            )
-        )
+        passages = f"{result.k_returned} passage{'' if result.k_returned == 1 else 's'}"
+        facts = [
+            ", ".join(question.principals),
+            result.profile,
+            where,
+            f"{passages}, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
+        ]
+        self._console.print(Text("  " + " · ".join(facts), style="dim"))
         table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
         table.add_column("rank", justify="right", style="dim", width=4)
         table.add_column("scope", width=6)

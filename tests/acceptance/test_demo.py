@@ -1,0 +1,85 @@
+"""The demo as a new user runs it: its own process, the installed command, nothing of the environment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+COMMAND = [str(Path(sys.executable).parent / "anabranch"), "demo"]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "COLUMNS": "110"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_summary_is_alone_on_standard_output_and_every_question_is_answered_well() -> None:
+    ended = run("--json")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
+    print(summary)
+    assert summary.keys() == {"events", "results", "passages", "dead_letters", "latency_ms", "golden"}
+    assert summary["dead_letters"] == {"dimension_mismatch": 1}
+    assert summary["results"] == summary["golden"]["queries"] == summary["events"] - 1 >= 30
+    assert summary["passages"] > summary["results"]
+    latency = summary["latency_ms"]
+    assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
+    assert summary["golden"]["hit_at_5"] == 1.0
+    assert 0.9 <= summary["golden"]["ndcg_at_10"] <= 1.0
+
+
+def test_a_person_sees_each_result_and_a_summary() -> None:
+    ended = run()
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    assert sum(line.startswith("✓ ") for line in lines) >= 30
+    assert not [line for line in lines if line.startswith("✗ ") and "dead letter" not in line]
+    assert any(" local " in line for line in lines)
+    assert any("dimension_mismatch" in line for line in lines)
+    assert any("Kafka to Kafka" in line for line in lines)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as sink:
+        demo = subprocess.Popen(
+            [*COMMAND, "--keep"], env=ENVIRONMENT, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
+        )
+    try:
+        deadline = time.monotonic() + 90
+        while "Ctrl-C" not in output.read_text():
+            assert demo.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.1)
+        addresses = dict(
+            line.split(maxsplit=1) for line in output.read_text().splitlines() if "http://" in line
+        )
+        with urllib.request.urlopen(addresses["health"].strip(), timeout=5) as answer:
+            assert json.load(answer)["ready"] is True
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert len(children) >= 3  # broker, database, worker
+    finally:
+        demo.send_signal(end)
+        demo.wait(30)
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive, [child.cmdline() for child in alive]
+    assert len(gone) == len(children)
