@@ -1,0 +1,292 @@
+"""Retrieval from PostgreSQL equals what the specification says, on random corpora with everything awkward in them.
+
+Distances are asked of the server itself, over all rows and without a policy, so that ties are decided by the same bits;
+that they are right is tested against float64. Everything else is computed by the oracle.
+"""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+import pytest
+from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from harness import query
+from oracle import PROFILES, expected_result, numpy_distances
+from pgvector.asyncpg import register_vector
+
+from streams.core.messages import QueryEmbedding
+from streams.core.profiles import SHIPPED, Profile, rules_for
+from streams.retrieval import retrieve, unit_vector
+from streams.store.postgres import PostgresStore
+from streams.tokens import count_tokens
+from streams.wire import result_to_json
+from tests.conftest import SETTING, Database
+
+packing = PROFILES["packing"]
+ALL_PROFILES = {
+    **SHIPPED,
+    "packing": Profile(
+        k_default=packing.k,
+        k_min=packing.least,
+        k_max=packing.most,
+        order="interleaved",
+        expand_parents=True,
+        token_budget=packing.budget,
+        overflow="skip",
+    ),
+}
+
+READERS = ["user:1", "group:law", "public", "user,2", '"]', "ключ"]
+TEXTS = [
+    "",
+    "A sentence of a few words.",
+    "<|endoftext|> is ordinary text here, and so is <|fim_prefix|>.",
+    "Ω≈ç√∫ 漢字 🌊 \u202e e\u0301",
+    "line\nline\ttab \\ \" ' %s {0}",
+    "word " * 40,
+    "word " * 200,
+]
+URLS = [
+    None,
+    "https://example.org/a_b/1",
+    "https://example.org/axb/1",
+    "https://example.org/100%/2",
+    "https://example.org/100x/2",
+    "\\x",
+]
+METADATA: list[Any] = [
+    None,
+    {},
+    {"year": 2020},
+    {"year": "2020"},
+    {"year": 2020.5, "draft": True},
+    {"year": None, "tags": ["a", 1], "deep": {"a": {"b": None}}},
+    {"text": 'quote " and \\ and é', "": "empty key"},
+    {"tags": "[]", "draft": "true", "year": "null"},
+    # malformed
+    [],
+    ["year", "2020"],
+    "year",
+    5,
+    True,
+]
+COORDINATES: list[Any] = [
+    None,
+    {},
+    {"x0": 1, "y0": 2.5},
+    {"x0": -1e300},
+    # malformed
+    {"x0": "1"},
+    {"x0": True},
+    {"x0": None},
+    {"x0": 1e308, "y0": int("9" * 400)},
+    [1, 2],
+    "x0",
+    7,
+]
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"section": "1%"},
+    {"section": ""},
+    {"document_type": "memo"},
+    {"source_url_prefix": "https://example.org/"},
+    {"source_url_prefix": "https://example.org/a_b"},
+    {"source_url_prefix": "https://example.org/100%"},
+    {"source_url_prefix": "\\"},
+    {"source_url_prefix": ""},
+    {"metadata": {}},
+    {"metadata": {"year": "2020"}},
+    {"metadata": {"year": "2020.5", "draft": "true"}},
+    {"metadata": {"year": "null"}},
+    {"metadata": {"tags": '["a", 1]'}},
+    {"metadata": {"deep": '{"a": {"b": null}}'}},
+    {"metadata": {"text": 'quote " and \\ and é', "": "empty key"}},
+    {"metadata": {"absent": "x"}},
+    {"section": "2_", "document_type": "memo", "metadata": {"year": "2020"}},
+]
+
+
+class World:
+    """A random corpus, and random events about it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.sessions = [random_uuid(rng) for _ in range(2)]
+        self.topics = [random_uuid(rng) for _ in range(3)]
+        self.vectors = unit_vectors(60, seed)
+        # Everything leans one way, so that thresholds of 0.5 and 0.75 have something above them.
+        self.vectors = (self.vectors + self.vectors[0] * np.float32(1.5)).astype(np.float32)
+        self.corpus = self._corpus()
+
+    def _corpus(self) -> Corpus:
+        rng = self.rng
+        documents = [
+            Document(
+                random_uuid(rng),
+                frozenset(rng.sample(READERS, rng.choice([0, 1, 2, 3]))),
+                session_id=rng.choice([*self.sessions, None]),
+                title=rng.choice([None, "Title", ""]),
+                source_url=rng.choice(URLS),
+                file_description=rng.choice([None, "A lease", "", "<|endoftext|>"]),
+                document_type=rng.choice(["memo", "statute", None]),
+                metadata=rng.choice(METADATA),
+            )
+            for _ in range(10)
+        ]
+        ids = [random_uuid(rng) for _ in range(240)]
+        chunks = [self._chunk(id_, rng.choice(documents), ids) for id_ in ids]
+        if rng.random() < 0.5:
+            chunks += self._family(rng.choice(documents))
+        return Corpus.of(documents, chunks)
+
+    def _chunk(self, id_: UUID, document: Document, ids: list[UUID]) -> Chunk:
+        rng = self.rng
+        return Chunk(
+            id_,
+            document.id,
+            rng.choice(TEXTS),
+            self._embedding(),
+            session_id=rng.choice([*self.sessions, self.sessions[0], None]),
+            # Any other chunk, readable or not, itself included; or none that is there.
+            parent_chunk_id=rng.choice([None, rng.choice(ids), rng.choice(ids[:5]), random_uuid(rng)]),
+            related_topic_ids=rng.choices(self.topics, k=rng.randrange(4)),  # the same one twice, too
+            chunk_type=rng.choice(["theory", "problem", "problem", None]),
+            chunk_position=rng.choice([None, 0, rng.randrange(1000)]),
+            token_count=rng.choice([None, None, 0, 7, 60, 2000, -1]),
+            page=rng.choice([None, -1, 12]),
+            section=rng.choice([None, "", "1%", "1x", "2_", "2x"]),
+            coordinates=rng.choice(COORDINATES),
+            metadata=rng.choice(METADATA),
+        )
+
+    def _embedding(self) -> np.ndarray | None:
+        rng = self.rng
+        vector: np.ndarray = self.vectors[rng.randrange(len(self.vectors))]
+        match rng.randrange(12):
+            case 0:
+                return None
+            case 1:
+                return np.zeros(768, dtype=np.float32)
+            case 2:
+                # The same direction, to the last bit: the index compares normalized copies, and near ties are its own.
+                return vector * np.float32(rng.choice([2, 0.25, 2.0**-20, 2.0**20]))
+            case 3:
+                return -vector
+        return vector
+
+    def _family(self, document: Document) -> list[Chunk]:
+        """Fifty children of one parent, all nearer than anything else."""
+        rng = self.rng
+        parent = random_uuid(rng)
+        session, topic = self.sessions[0], self.topics[0]
+        children = [
+            Chunk(
+                random_uuid(rng),
+                document.id,
+                "A child.",
+                self.vectors[0],
+                session_id=session,
+                parent_chunk_id=parent,
+                related_topic_ids=[topic],
+                chunk_type="problem",
+            )
+            for _ in range(50)
+        ]
+        return [*children, Chunk(parent, document.id, "The parent of fifty.", None, session_id=session)]
+
+    def event(self) -> dict[str, Any]:
+        rng = self.rng
+        vector = self.vectors[rng.choice([0, 0, rng.randrange(60)])]
+        if rng.random() < 0.3:
+            vector = vector + unit_vectors(1, rng.randrange(1000))[0] * np.float32(0.3)
+        session = rng.choice([*self.sessions, self.sessions[0], None])
+        return query(
+            vector.astype(np.float64) * rng.choice([1, 1e-30, 1e30]),
+            principals=rng.sample(READERS, rng.randrange(1, 6)),
+            session_id=session,
+            topic_id=None if session is None else rng.choice([*self.topics, None]),
+            profile=rng.choice([None, *PROFILES]),
+            k=rng.choice([None, None, 1, 3, 9, 15, 30, -5]),
+            similarity_threshold=rng.choice([None] * 6 + [0, 0.3, 1]),
+            token_budget=rng.choice([None] * 5 + [1, 30, 300, 5000]),
+            filters=rng.choice(FILTERS) if rng.random() < 0.4 else None,
+        )
+
+
+@asynccontextmanager
+async def opened(database: Database, **options: Any) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(
+        database.worker,
+        principals_setting=SETTING,
+        **{"connections": 3, "search_timeout_seconds": 10, "exact_scan_rows": 20_000} | options,
+    )
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close(timeout_seconds=3)
+
+
+async def server_distances(admin: asyncpg.Connection, event: dict[str, Any]) -> dict[UUID, float]:
+    rows = await admin.fetch(
+        "SELECT id, embedding <=> $1 FROM document_chunks WHERE embedding IS NOT NULL",
+        unit_vector(event["embedding"]),
+    )
+    return dict(map(tuple, rows))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_results_equal_the_oracle(
+    seed: int, database: Database, figures: Callable[[str], None]
+) -> None:
+    world = World(seed)
+    await load(database.writer, world.corpus)
+    admin = await asyncpg.connect(database.admin)
+    await register_vector(admin)
+    seen: Counter[str] = Counter()
+    try:
+        async with opened(database) as store:
+            for _ in range(60):
+                event = world.event()
+                distances = await server_distances(admin, event)
+                wanted = expected_result(world.corpus, event, distances, count_tokens)
+                parsed = QueryEmbedding.parse(event)
+                rules = rules_for(parsed, ALL_PROFILES, "extraction")
+                retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
+                found = result_to_json(retrieved.result)
+                found["warnings"] = set(found["warnings"])
+                assert found.pop("query_time_ms") > 0
+                about = {name: value for name, value in event.items() if name != "embedding"}
+                assert found["results"] == wanted["results"], about
+                assert found == wanted, about
+                seen.update(found["warnings"], passages=found["k_returned"], empty=not found["results"])
+                seen.update(expanded=sum(p["chunk_id"] != p["matched_chunk_id"] for p in found["results"]))
+    finally:
+        await admin.close()
+    # The corpora are awkward enough to be worth it.
+    assert seen["passages"] > 100
+    if seed == 0:
+        figures(", ".join(f"{number} {what}" for what, number in sorted(seen.items())))
+
+
+async def test_distances_are_those_of_float64(database: Database) -> None:
+    world = World(99)
+    await load(database.writer, world.corpus)
+    admin = await asyncpg.connect(database.admin)
+    await register_vector(admin)
+    try:
+        for _ in range(10):
+            event = world.event()
+            found = await server_distances(admin, event)
+            wanted = numpy_distances(world.corpus, event["embedding"])
+            assert {id_ for id_, distance in found.items() if distance == distance} == wanted.keys()  # noqa: PLR0124  # no NaN
+            for id_, distance in wanted.items():
+                assert found[id_] == pytest.approx(distance, abs=2e-6)
+    finally:
+        await admin.close()

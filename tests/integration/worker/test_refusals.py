@@ -1,0 +1,61 @@
+"""A worker that must not or cannot start says why in one line, and ends."""
+
+from collections.abc import Callable
+
+import pytest
+from corpora import unit_vectors
+from harness import Channel, Outbox, Worker, as_json, query
+
+from tests.conftest import Database
+
+pytestmark = pytest.mark.usefixtures("channel")
+
+NOWHERE = "postgresql://worker:hunter2@127.0.0.1:1/nowhere"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "settings", "named"),
+    [
+        pytest.param(None, {}, "DATABASE_CONNECTION_STRING", id="no connection string"),
+        pytest.param("", {}, "DATABASE_CONNECTION_STRING", id="an empty connection string"),
+        pytest.param(NOWHERE, {"ANABRANCH_CONCURENCY": "8"}, "ANABRANCH_CONCURENCY", id="a misspelt setting"),
+        pytest.param(NOWHERE, {"ANABRANCH_CONCURRENCY": "many"}, "ANABRANCH_CONCURRENCY", id="no number"),
+        pytest.param(
+            NOWHERE, {"ANABRANCH_DEFAULT_PROFILE": "x"}, "ANABRANCH_DEFAULT_PROFILE", id="no profile"
+        ),
+        pytest.param(
+            NOWHERE, {"ANABRANCH_SCHEMA_PATH": "/nowhere"}, "ANABRANCH_SCHEMA_PATH", id="no schemas"
+        ),
+    ],
+)
+async def test_settings(
+    dsn: str | None, settings: dict[str, str], named: str, start_worker: Callable[..., Worker]
+) -> None:
+    worker = start_worker(dsn, **settings)
+    assert await worker.ended(seconds=20) not in (0, None)
+    assert len(worker.log.splitlines()) == 1, worker.log
+    assert named in worker.log
+    assert "hunter2" not in worker.log
+
+
+async def test_a_role_that_row_level_security_does_not_hold(
+    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+) -> None:
+    await channel.send(as_json(query(unit_vectors(1, 1)[0])))
+    for dsn in (database.admin, database.owner):
+        worker = start_worker(dsn)
+        assert await worker.ended(seconds=30) != 0
+        assert len(worker.log.splitlines()) == 1, worker.log
+        assert "role" in worker.log
+        assert "correct horse" not in worker.log
+    assert (outbox.results, outbox.dead_letters) == ([], [])
+
+
+async def test_a_store_that_is_not_there_is_waited_for(start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(NOWHERE)
+    status = await worker.until_ready(ready=False)
+    assert status < 30
+    assert worker.is_live()
+    assert "hunter2" not in worker.log
+    code, _ = await worker.terminate()
+    assert code == 0
