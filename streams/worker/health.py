@@ -16,8 +16,6 @@ __all__ = ["Refused", "StoreHealth", "StoreState", "Verdict"]
 
 logger = logging.getLogger(__name__)
 
-_SILENCE_SECONDS = 30.0
-
 
 class StoreState(Enum):
     """As the readiness page tells it."""
@@ -53,6 +51,7 @@ class StoreHealth:
         inspect: the preflight's findings, on a connection like those that search; raises TransientError.
         interval_seconds: between two probes; readiness follows an outage within about two of them.
         inspect_every: a full preflight every so many probes, so that a role that became unsafe is noticed.
+        silence_seconds: a misconfiguration that the preflight does not see counts for so long after an event met it.
     """
 
     def __init__(
@@ -62,11 +61,13 @@ class StoreHealth:
         inspect: Callable[[], Awaitable[Sequence[Verdict]]],
         interval_seconds: float = 1.0,
         inspect_every: int = 60,
+        silence_seconds: float = 30.0,
     ) -> None:
         self._probe = probe
         self._inspect = inspect
         self._interval_seconds = interval_seconds
         self._inspect_every = inspect_every
+        self._silence_seconds = silence_seconds
         self._admitted = asyncio.Event()
         # When an event last met a misconfiguration that the preflight did not see (loop time, seconds).
         self._reported_at: float | None = None
@@ -102,7 +103,8 @@ class StoreHealth:
         probes = 0
         while True:
             due = not self._admitted.is_set() or probes % self._inspect_every == 0
-            await self.look(thoroughly=due or self.state is StoreState.MISCONFIGURED)
+            # A sign of life mends nothing: behind an outage an index may still be missing.
+            await self.look(thoroughly=due or self.state is not StoreState.UP)
             probes += 1
             await asyncio.sleep(self._interval_seconds)
 
@@ -139,7 +141,7 @@ class StoreHealth:
         self._admitted.set()
         if self._reported_at is not None:
             # The preflight does not see what events met: they retry, so silence is the only other sign of mending.
-            if asyncio.get_running_loop().time() - self._reported_at < _SILENCE_SECONDS:
+            if asyncio.get_running_loop().time() - self._reported_at < self._silence_seconds:
                 return
             self._reported_at = None
         self._become(StoreState.UP, "preflight passed")

@@ -1,0 +1,300 @@
+"""What the worker knows of the store: its states, what it says of them, and when it may not start."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+
+from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable
+from streams.worker.health import Refused, StoreHealth, StoreState
+
+UP, DOWN, MISCONFIGURED, UNKNOWN = (
+    StoreState.UP,
+    StoreState.DOWN,
+    StoreState.MISCONFIGURED,
+    StoreState.UNKNOWN,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: str
+    detail: str = "the index is missing"
+    remedy: str = "run `anabranch migrate`"
+
+
+class Server:
+    """A store that answers what it is told to, and counts how often it was asked."""
+
+    def __init__(self, *, inspect_every: int = 1_000_000, silence_seconds: float = 30.0) -> None:
+        self.fault: BaseException | None = None
+        self.findings: Sequence[Finding] = ()
+        self.probes = 0
+        self.inspections = 0
+        self.health = StoreHealth(
+            probe=self.probe,
+            inspect=self.inspect,
+            interval_seconds=0.001,
+            inspect_every=inspect_every,
+            silence_seconds=silence_seconds,
+        )
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if self.fault is not None:
+            raise self.fault
+
+    async def inspect(self) -> Sequence[Finding]:
+        self.inspections += 1
+        if self.fault is not None:
+            raise self.fault
+        return self.findings
+
+    @property
+    def asked(self) -> int:
+        return self.probes + self.inspections
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        watch = asyncio.create_task(self.health.watch())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    async def turns(self, number: int = 5) -> None:
+        """Wait until it has been asked a few times more, and its answers have been heard."""
+        until = self.asked + number
+        async with asyncio.timeout(5):
+            while self.asked < until:  # noqa: ASYNC110  # asked by the watch, at its own pace
+                await asyncio.sleep(0.001)
+
+
+async def test_before_the_first_probe_nothing_is_known() -> None:
+    server = Server()
+    assert (server.health.state, server.health.ready) == (UNKNOWN, False)
+
+
+async def test_a_passed_preflight_is_readiness() -> None:
+    server = Server()
+    async with server.watched():
+        async with asyncio.timeout(1):
+            await server.health.admitted()
+        await server.turns()
+        assert (server.health.state, server.health.ready) == (UP, True)
+    # One preflight is enough; from then on a sign of life is.
+    assert server.inspections == 1
+    assert server.probes > 1
+
+
+async def test_an_outage_is_readiness_lost_and_found_again() -> None:
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.fault = StoreUnavailable("PostgreSQL is not reachable")
+        await server.turns()
+        assert (server.health.state, server.health.ready) == (DOWN, False)
+        assert server.health.reason == "PostgreSQL is not reachable"
+        server.fault = SearchTimeout("no answer in time")
+        await server.turns()
+        assert server.health.state is DOWN
+        server.fault = None
+        await server.turns()
+        assert (server.health.state, server.health.ready) == (UP, True)
+
+
+async def test_events_wait_for_a_preflight_that_passes() -> None:
+    server = Server()
+    server.fault = StoreUnavailable("starting up")
+    waiting = asyncio.create_task(server.health.admitted())
+    async with server.watched():
+        await server.turns()
+        assert not waiting.done()
+        assert server.probes == 0  # a sign of life is no admission
+        server.fault = None
+        server.findings = [Finding("unready")]
+        await server.turns()
+        assert not waiting.done()
+        assert server.health.state is MISCONFIGURED
+        server.findings = ()
+        async with asyncio.timeout(1):
+            await waiting
+        assert server.health.ready
+
+
+async def test_an_outage_after_that_does_not_take_the_admission_back() -> None:
+    # Events in work retry by themselves, and know better than the probe when the store is there again.
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.fault = StoreUnavailable("down")
+        await server.turns()
+        async with asyncio.timeout(1):
+            await server.health.admitted()
+        assert not server.health.ready
+
+
+async def test_a_missing_index_is_told_with_its_remedy_and_looked_for_again() -> None:
+    server = Server()
+    server.findings = [Finding("ok", "fine", ""), Finding("unready")]
+    async with server.watched():
+        await server.turns()
+        assert (server.health.state, server.health.ready) == (MISCONFIGURED, False)
+        assert server.health.reason == "the index is missing: run `anabranch migrate`"
+        assert server.probes == 0
+        server.findings = [Finding("ok", "fine", "")]
+        await server.turns()
+        assert server.health.ready
+
+
+async def test_an_unsafe_role_ends_the_watch() -> None:
+    server = Server()
+    server.findings = [Finding("unready"), Finding("refused", "the role is a superuser", "use another")]
+    async with asyncio.timeout(1):
+        with pytest.raises(Refused, match="the role is a superuser") as caught:
+            await server.health.watch()
+    assert "use another" in str(caught.value)
+    assert "index" not in str(caught.value)
+    assert not server.health.ready
+
+
+async def test_a_role_that_becomes_unsafe_is_noticed() -> None:
+    server = Server(inspect_every=5)
+    watch = asyncio.create_task(server.health.watch())
+    await server.turns(8)
+    assert server.health.ready
+    server.findings = [Finding("refused")]
+    async with asyncio.timeout(1):
+        with pytest.raises(Refused):
+            await watch
+    assert not server.health.ready
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await server.health.admitted()
+
+
+async def test_only_a_misconfiguration_is_taken_at_an_event_s_word() -> None:
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.health.report(StoreUnavailable("one connection was reset"))
+        server.health.report(SearchTimeout("one search was slow"))
+        assert server.health.ready
+        server.health.report(StoreMisconfigured("a table is missing"))
+        assert (server.health.state, server.health.ready) == (MISCONFIGURED, False)
+
+
+async def test_a_preflight_that_sees_nothing_does_not_contradict_an_event() -> None:
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.health.report(StoreMisconfigured("permission denied"))
+        await server.turns()
+        assert (server.health.state, server.health.reason) == (MISCONFIGURED, "permission denied")
+        # The event tries again: a search that works settles it.
+        server.health.succeeded()
+        assert server.health.ready
+        await server.turns()
+        assert server.health.ready
+
+
+async def test_an_event_that_is_never_heard_of_again_does_not_keep_the_worker_unready() -> None:
+    server = Server(silence_seconds=0.05)
+    async with server.watched():
+        await server.turns()
+        server.health.report(StoreMisconfigured("permission denied"))
+        await server.turns(3)
+        assert not server.health.ready
+        await asyncio.sleep(0.06)
+        await server.turns(3)
+        assert server.health.ready
+
+
+async def test_an_outage_on_top_of_a_misconfiguration_does_not_mend_it() -> None:
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.health.report(StoreMisconfigured("permission denied"))
+        server.fault = StoreUnavailable("down")
+        await server.turns()
+        assert server.health.state is DOWN
+        server.fault = None
+        await server.turns()
+        assert not server.health.ready
+        server.health.report(StoreMisconfigured("permission denied"))
+        server.health.succeeded()
+        assert server.health.ready
+
+
+async def test_an_index_that_is_missing_behind_an_outage_is_still_missing_after_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="streams")
+    server = Server(inspect_every=7)
+    async with server.watched():
+        await server.turns(2)
+        server.findings = [Finding("unready")]
+        await server.turns(10)
+        assert server.health.state is MISCONFIGURED
+        server.fault = StoreUnavailable("down")
+        await server.turns()
+        assert server.health.state is DOWN
+        caplog.clear()
+        server.fault = None
+        await server.turns(10)
+        assert server.health.state is MISCONFIGURED
+    assert [record.getMessage() for record in caplog.records] == [
+        "store is misconfigured: the index is missing: run `anabranch migrate`"
+    ]
+
+
+async def test_a_success_says_nothing_about_an_outage() -> None:
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.fault = StoreUnavailable("down")
+        await server.turns()
+        server.health.succeeded()  # one that was still under way
+        assert server.health.state is DOWN
+
+
+async def test_a_change_is_one_line_however_often_it_is_met(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="streams")
+    server = Server()
+    async with server.watched():
+        await server.turns()
+        server.fault = StoreUnavailable("PostgreSQL is not reachable")
+        await server.turns(10)
+        server.fault = None
+        await server.turns(10)
+        for _ in range(10):
+            server.health.report(StoreMisconfigured("a table is missing; run `anabranch migrate`"))
+            server.health.report(StoreUnavailable("reset"))
+        await server.turns()
+        for _ in range(10):
+            server.health.succeeded()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "store is up: preflight passed"),
+        ("ERROR", "store is down: PostgreSQL is not reachable"),
+        ("INFO", "store is up: preflight passed"),
+        ("ERROR", "store is misconfigured: a table is missing; run `anabranch migrate`"),
+        ("INFO", "store is up: a search succeeded"),
+    ]
+
+
+async def test_warnings_of_the_preflight_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="streams")
+    server = Server(inspect_every=2)
+    server.findings = [Finding("warning", "storage is EXTENDED", "SET STORAGE PLAIN"), Finding("ok")]
+    async with server.watched():
+        await server.turns(12)
+        assert server.inspections > 2
+        assert server.health.ready
+    assert [record.getMessage() for record in caplog.records] == [
+        "preflight: storage is EXTENDED (SET STORAGE PLAIN)"
+    ]
