@@ -193,16 +193,17 @@ class PostgresStore:
         Whatever goes wrong, cancellation included, the connection is closed rather than cleaned: no principal can
         survive on it, and a server that does not answer is not waited for.
         """
-        if self._pool is None:
+        pool = self._pool  # `close` forgets it, perhaps while this search is still ending
+        if pool is None:
             raise asyncpg.InterfaceError("the pool is not open")
-        connection = await self._pool.acquire()
+        connection = await pool.acquire()
         try:
             yield connection
         except BaseException:
             connection.terminate()
             raise
         finally:
-            await self._pool.release(connection)
+            await pool.release(connection)
 
 
 async def _nothing_to_reset(connection: asyncpg.Connection) -> None:

@@ -1,0 +1,221 @@
+"""The two arms run at the same time, and nobody's principals outlive their transaction on a pooled connection.
+
+Searches are slowed down, or made to fail, by a policy on the table: the statements are the worker's own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from corpora import Chunk, Corpus, Document, load, unit_vectors
+from harness import query
+
+from streams.core.errors import SearchTimeout, StoreUnavailable
+from streams.core.messages import QueryEmbedding
+from streams.core.profiles import SHIPPED, rules_for
+from streams.retrieval import Found, Retrieved, Search, retrieve
+from streams.store.postgres import PostgresStore
+from streams.tokens import count_tokens
+from tests.conftest import SETTING, Database
+
+SESSION = UUID("0b8d7c1a-55e4-4c2f-8f7e-9a1b2c3d4e5f")
+TOPIC = UUID("c0ffee00-1234-4abc-8def-0123456789ab")
+SECRET = "user:whose-principals-must-not-survive"
+
+# Run once a statement, as an InitPlan, before any row is looked at.
+OBSTACLE = """
+    CREATE TABLE public.obstacle (kind text);
+    INSERT INTO public.obstacle VALUES ('none');
+    CREATE FUNCTION public.meet_obstacle() RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
+    DECLARE kind text := (SELECT o.kind FROM public.obstacle o);
+    BEGIN
+      IF kind = 'slow' THEN PERFORM pg_sleep(0.5); END IF;
+      IF kind = 'hang' THEN PERFORM pg_sleep(60); END IF;
+      IF kind = 'fail' THEN RAISE EXCEPTION 'broken'; END IF;
+      IF kind = 'crash' THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); END IF;
+      RETURN true;
+    END $$;
+    CREATE POLICY obstacle ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
+      USING ((SELECT public.meet_obstacle()));
+"""
+
+
+@pytest.fixture
+async def admin(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser, in a database with an obstacle in the way of every search."""
+    document = Document(UUID(int=1), frozenset({SECRET}))
+    chunks = [
+        Chunk(
+            UUID(int=number + 10),
+            document.id,
+            "text",
+            vector,
+            session_id=SESSION,
+            related_topic_ids=[TOPIC] if number % 2 else [],
+        )
+        for number, vector in enumerate(unit_vectors(20, 1))
+    ]
+    await load(database.writer, Corpus.of([document], chunks))
+    connection = await asyncpg.connect(database.admin)
+    try:
+        await connection.execute(OBSTACLE)
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def opened(
+    database: Database, *, connections: int, timeout_seconds: float
+) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(
+        database.worker,
+        connections=connections,
+        search_timeout_seconds=timeout_seconds,
+        principals_setting=SETTING,
+        exact_scan_rows=20_000,
+    )
+    await store.open()
+    try:
+        await store.warm_up()
+        yield store
+    finally:
+        await store.close(timeout_seconds=3)
+
+
+async def ask(store: Any) -> Retrieved:
+    event = QueryEmbedding.parse(
+        query(unit_vectors(1, 2)[0], principals=[SECRET], session_id=SESSION, topic_id=TOPIC)
+    )
+    rules = rules_for(event, SHIPPED, "extraction")
+    return await retrieve(event, rules, store, count_tokens, started=perf_counter())
+
+
+async def put(admin: asyncpg.Connection, obstacle: str) -> None:
+    await admin.execute("UPDATE public.obstacle SET kind = $1", obstacle)
+
+
+# Side by side
+
+
+@dataclass
+class Recording:
+    """A store that writes down when each search ran."""
+
+    store: PostgresStore
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    async def search(self, search: Search) -> Found:
+        began = perf_counter()
+        found = await self.store.search(search)
+        self.spans["global" if search.topic_id is None else "local"] = (began, perf_counter())
+        return found
+
+    async def passages(self, *arguments: Any) -> Any:
+        return await self.store.passages(*arguments)
+
+
+async def test_both_arms_search_at_the_same_time(database: Database, admin: asyncpg.Connection) -> None:
+    await put(admin, "slow")
+    async with opened(database, connections=2, timeout_seconds=10) as store:
+        recording = Recording(store)
+        asking = asyncio.create_task(ask(recording))
+        together: set[frozenset[int]] = set()
+        while not asking.done():
+            rows = await admin.fetch(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name = 'anabranch' AND state = 'active' AND wait_event = 'PgSleep'"
+            )
+            together.add(frozenset(row["pid"] for row in rows))
+            await asyncio.sleep(0.01)
+        retrieved = await asking
+    # As the server saw it: two backends in the middle of a search at one moment.
+    assert max(map(len, together)) == 2
+    # As the worker saw it: neither began after the other had ended.
+    (local_from, local_to), (global_from, global_to) = recording.spans["local"], recording.spans["global"]
+    assert min(local_to, global_to) - max(local_from, global_from) > 0.4
+    assert min(retrieved.arm_seconds.values()) >= 0.5
+    assert retrieved.result.k_returned == 15
+
+
+# Nothing is left behind
+
+
+async def none_survives(store: PostgresStore, connections: int) -> None:
+    """Looks at every connection of the pool, at once, so that none is missed."""
+    everyone = asyncio.Barrier(connections)
+
+    async def look() -> tuple[str | None, int, int]:
+        async with store._connection() as connection:
+            await everyone.wait()
+            return await connection.fetchrow(
+                f"SELECT current_setting('{SETTING}', true), (SELECT count(*) FROM access_sets)::int,"
+                " pg_backend_pid()"
+            )
+
+    seen = await asyncio.gather(*(look() for _ in range(connections)))
+    assert len({pid for _, _, pid in seen}) == connections
+    for principals, visible, _ in seen:
+        assert principals in (None, "")
+        assert visible == 0
+
+
+async def test_no_principal_survives(database: Database, admin: asyncpg.Connection) -> None:
+    connections = 2
+    async with opened(database, connections=connections, timeout_seconds=1) as store:
+        # Success.
+        assert (await ask(store)).result.k_returned == 15
+        await none_survives(store, connections)
+
+        # A timeout, the server's or ours, whichever is first.
+        await put(admin, "hang")
+        with pytest.raises(SearchTimeout):
+            await ask(store)
+        await put(admin, "none")
+        await none_survives(store, connections)
+
+        # Cancellation in the middle of the search, at many moments.
+        for milliseconds in (0, 1, 2, 3, 5, 8, 13, 21, 34, 200):
+            await put(admin, "hang" if milliseconds > 100 else "none")
+            asking = asyncio.create_task(ask(store))
+            await asyncio.sleep(milliseconds / 1000)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+            await put(admin, "none")
+            await none_survives(store, connections)
+
+        # An error in the statement, of a kind that nobody foresaw.
+        await put(admin, "fail")
+        with pytest.raises(asyncpg.RaiseError):
+            await ask(store)
+        await put(admin, "none")
+        await none_survives(store, connections)
+
+        # The backend is ended under us.
+        await put(admin, "crash")
+        with pytest.raises(StoreUnavailable):
+            await ask(store)
+        await put(admin, "none")
+        await none_survives(store, connections)
+        assert (await ask(store)).result.k_returned == 15
+
+
+async def test_a_pool_that_is_closed_under_a_search_is_no_defect(
+    database: Database, admin: asyncpg.Connection
+) -> None:
+    """At the end of a worker; an exception of another kind would pass for a bug, or hide a cancellation."""
+    await put(admin, "hang")
+    async with opened(database, connections=2, timeout_seconds=30) as store:
+        asking = asyncio.create_task(ask(store))
+        await asyncio.sleep(0.3)
+        await store.close(timeout_seconds=0.1)
+        with pytest.raises(StoreUnavailable):
+            await asking
