@@ -151,3 +151,51 @@ async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
     assert 3 <= seconds < 3 + 4
     assert outcome.lost == []
     assert outcome.repeats == 0
+
+
+# Some askers' searches take long: run once a statement, before any row is looked at.
+SLOW_ASKERS = """
+    CREATE FUNCTION public.wait_for_slow() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+    BEGIN
+      IF current_setting('anabranch.principals', true) LIKE '%user:slow%' THEN PERFORM pg_sleep(5); END IF;
+      RETURN true;
+    END $$;
+    CREATE POLICY slow ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
+      USING ((SELECT public.wait_for_slow()));
+"""
+
+
+async def test_an_event_that_is_overtaken_is_not_committed_past(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """The first event of each partition is slow; those behind it are answered, and then comes kill -9."""
+    await load(database.writer, tiny_corpus())
+    admin = await asyncpg.connect(database.admin)
+    await admin.execute(SLOW_ASKERS)
+    await admin.close()
+    first = start_worker(database.worker)
+    await first.until_ready()
+    asked = set()
+    for number in range(60):
+        slow = number < 3
+        event = query(unit_vectors(1, 1)[0], principals=["user:slow"] if slow else ["user:1"], profile="docs")
+        asked.add(event["event_id"])
+        await channel.send(as_avro(event), partition=number % 3)
+    # Eight are in work, one to three of them slow, as they were fetched; the others can be done.
+    await outbox.until(results=5, seconds=4)
+    await asyncio.sleep(1)  # several commits
+    done = len(outbox.results)
+    assert done <= 7
+    first.kill()
+    second = start_worker(database.worker)
+    await second.until_ready()
+    await outbox.until_answered(asked, seconds=30)
+
+    outcome = account(asked, outbox.results)
+    figures(f"{outcome}")
+    assert outcome.lost == []
+    assert outcome.repeats == done  # all that was done, since none of it could be committed
