@@ -151,6 +151,24 @@ def check(*, as_json: bool) -> None:
         sys.exit(1)
 
 
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def stats(*, as_json: bool) -> None:
+    """Say what is in the store: chunks, embeddings, indexes, sizes, completeness, grants; as its owner."""
+    from streams.cli import stats as view
+    from streams.store.statistics import StatisticsError
+
+    settings = load()
+    try:
+        found = _run_on_store(view.read(settings.admin_dsn))
+    except StatisticsError as error:
+        raise _Failed(str(error)) from None
+    if as_json:
+        click.echo(view.as_json(found))
+    else:
+        view.show(found)
+
+
 @commands.group()
 def contract() -> None:
     """Derive the Avro schemas from the JSON contracts, and check them."""

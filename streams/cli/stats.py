@@ -1,0 +1,254 @@
+"""`anabranch stats`: what is in the store, for people and machines."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import asyncpg
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streams.store import statistics
+from streams.store.statistics import Statistics
+
+__all__ = ["as_json", "read", "show"]
+
+_CONNECT_SECONDS = 10.0
+_BAR_WIDTH = 16
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_KEYS_SHOWN = 8
+_STATES = {"valid": "green", "invalid": "bold red", "missing": "red"}
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+async def read(dsn: str) -> Statistics:
+    """Counts the store that the owner's connection string leads to.
+
+    Raises:
+        StatisticsError: it cannot be counted.
+        asyncpg.PostgresError: or whatever else keeps the server from answering.
+    """
+    connection = await asyncpg.connect(
+        dsn, timeout=_CONNECT_SECONDS, server_settings={"application_name": "anabranch stats"}
+    )
+    try:
+        return await statistics.collect(connection)
+    finally:
+        await connection.close(timeout=_CONNECT_SECONDS)
+
+
+def as_json(found: Statistics) -> str:
+    """One object; its keys are the field names in `streams.store.statistics`."""
+    return json.dumps(asdict(found), default=str, ensure_ascii=False, indent=2)
+
+
+def show(found: Statistics, console: Console | None = None) -> None:
+    """Print everything as tables."""
+    console = console or Console(highlight=False)
+    server = found.server
+    console.print(
+        Text.assemble(
+            (server.database, "bold"), f"  PostgreSQL {server.postgresql} · pgvector {server.pgvector}"
+        )
+    )
+    for section in (_chunks, _access, _completeness, _groups, _tables, _indexes):
+        console.print()
+        console.print(section(found))
+
+
+def _chunks(found: Statistics) -> Table:
+    chunks, vectors = found.chunks, found.embeddings
+    table = _plain("Chunks")
+    table.add_row("chunks", _number(chunks.total))
+    table.add_row("embedded", _number(chunks.embedded), _share(chunks.embedded_share))
+    declared = "any" if vectors.dimensions is None else str(vectors.dimensions)
+    table.add_row("dimensions", declared, _mixed(vectors))
+    table.add_row("stored", vectors.storage, _out_of_line(vectors))
+    table.add_row("zero vectors", _fault(vectors.zero), _when(vectors.zero, "never returned"))
+    table.add_row(
+        "extreme vectors", _fault(vectors.extreme), _when(vectors.extreme, "their similarity is wrong")
+    )
+    missing = chunks.parent_missing
+    table.add_row("with a parent", _number(chunks.with_parent))
+    table.add_row("parent missing", _fault(missing), _when(missing, "returned as they are, with a warning"))
+    return table
+
+
+def _access(found: Statistics) -> Table:
+    access = found.access
+    table = _plain("Who may read")
+    nobody = Text("")
+    if access.documents_unreadable:
+        nobody = Text.assemble(_percent(access.documents_unreadable_share), " of all documents, with ")
+        nobody.append(_count(access.chunks_unreadable, "chunk"))
+    table.add_row("documents for nobody", _fault(access.documents_unreadable), nobody)
+    table.add_row("documents for everybody", _number(access.documents_public))
+    largest = f"the largest of {_count(access.access_set_max, 'principal')}" if access.access_sets else ""
+    table.add_row("sets of readers", _number(access.access_sets), Text(largest, "dim"))
+    table.add_row("grants", _number(access.grants))
+    for kind in access.kinds:
+        whom = _count(kind.documents, "document")
+        if kind.kind == "public":
+            name = "public"
+        else:
+            name = "without a prefix" if kind.kind is None else f"{_printable(kind.kind)}:…"
+            whom = f"{_count(kind.principals, 'principal')}, {whom}"
+        table.add_row(Text(f"  {name}"), _number(kind.grants), Text(whom, "dim"))
+    return table
+
+
+def _completeness(found: Statistics) -> Table:
+    table = _headed("Completeness", ("table", "field", ">rows", "", "malformed"))
+    seen = ""
+    for name, field, rows, share, malformed in _fields_and_keys(found):
+        table.add_row(
+            Text(name if name != seen else "", "dim"),
+            field,
+            _number(rows),
+            _share(share),
+            Text(f"{malformed:,}", "red") if malformed else "",
+        )
+        seen = name
+    return table
+
+
+def _fields_and_keys(found: Statistics) -> Iterator[tuple[str, Text, int, float | None, int]]:
+    for keys in found.metadata_keys:
+        for field in found.fields:
+            if field.table == keys.table:
+                yield field.table, Text(field.name), field.present, field.share, field.malformed
+        for key in keys.most_common[:_KEYS_SHOWN]:
+            yield keys.table, Text(f"  {_printable(key.key)}", "cyan"), key.rows, key.share, 0
+        rest = keys.distinct - min(len(keys.most_common), _KEYS_SHOWN)
+        if rest:
+            yield keys.table, Text(f"  and {rest:,} rarer keys", "dim"), 0, None, 0
+
+
+def _groups(found: Statistics) -> Table:
+    sessions, topics = found.sessions, found.topics
+    table = _headed("Sessions and topics", ("", ">number", ">documents", ">chunks", ""))
+    table.add_row("sessions", _number(sessions.total))
+    for session in sessions.largest:
+        table.add_row(
+            Text(f"  {session.session_id}", "dim"), "", _number(session.documents), _number(session.chunks)
+        )
+    table.add_row(
+        "without a session", "", _number(sessions.documents_without), _number(sessions.chunks_without)
+    )
+    table.add_row("topics", _number(topics.total), "", _number(topics.chunks_with))
+    for topic in topics.largest:
+        table.add_row(Text(f"  {topic.topic_id}", "dim"), "", "", _number(topic.chunks))
+    return table
+
+
+def _tables(found: Statistics) -> Table:
+    table = _headed("Tables", ("", ">rows", ">in rows", ">out of line", ">indexes", ">total"))
+    for entry in found.tables:
+        sizes = (entry.heap_bytes, entry.toast_bytes, entry.index_bytes, entry.total_bytes)
+        table.add_row(entry.name, _number(entry.rows), *map(_bytes, sizes))
+    return table
+
+
+def _indexes(found: Statistics) -> Table:
+    table = _headed("Indexes", ("", "name", ">size", "on"))
+    # On a narrow terminal the definitions give way, not the names.
+    table.columns[1].min_width = max((len(index.name) for index in found.indexes), default=0)
+    for index in found.indexes:
+        table.add_row(
+            Text(index.state, _STATES[index.state]),
+            index.name,
+            _bytes(index.bytes) if index.bytes else "",
+            Text(index.definition, "dim"),
+        )
+    return table
+
+
+# Parts
+
+
+def _plain(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    table.add_column(min_width=23)
+    table.add_column(justify="right", min_width=9)
+    table.add_column()
+    return table
+
+
+def _headed(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None)
+    for heading in headings:
+        table.add_column(
+            heading.removeprefix(">"),
+            justify="right" if heading.startswith(">") else "left",
+            overflow="fold",
+        )
+    return table
+
+
+def _number(value: int) -> Text:
+    return Text(f"{value:,}", "" if value else "dim")
+
+
+def _count(value: int, noun: str) -> str:
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def _printable(written: str) -> str:
+    """What somebody wrote into a row, without what a terminal would obey."""
+    return written if written.isprintable() else json.dumps(written)
+
+
+def _fault(value: int) -> Text:
+    """A number that should be zero."""
+    return Text(f"{value:,}", "red" if value else "green")
+
+
+def _when(value: int, meaning: str) -> Text:
+    return Text(meaning if value else "", "dim")
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    # Rounding must neither hide the last row that lacks something, nor the only one that has it.
+    shown = f"{100 * share:.1f}"
+    if shown == "100.0" and share < 1:
+        return "> 99.9 %"
+    if shown == "0.0" and share > 0:
+        return "< 0.1 %"
+    return f"{shown} %"
+
+
+def _share(share: float | None) -> Text:
+    if share is None:
+        return Text("")
+    full, part = divmod(round(share * _BAR_WIDTH * 8), 8)
+    bar = "█" * full + (_EIGHTHS[part] if part else "")
+    return Text.assemble(
+        (f"{bar:<{_BAR_WIDTH}}", "green" if share == 1 else "yellow"), f" {_percent(share):>8}"
+    )
+
+
+def _bytes(value: int) -> Text:
+    amount, unit = float(value), "B"
+    for larger in _UNITS:
+        if amount < 1000:  # noqa: PLR2004  # what a unit is a thousand of
+            break
+        amount, unit = amount / 1000, larger
+    digits = 0 if unit == "B" or amount >= 100 else 1  # noqa: PLR2004  # three digits say enough
+    return Text(f"{amount:.{digits}f} {unit}", "" if value else "dim")
+
+
+def _mixed(vectors: statistics.Embeddings) -> Text:
+    if vectors.dimensions_min == vectors.dimensions_max:
+        return Text("")
+    return Text(f"stored: {vectors.dimensions_min} to {vectors.dimensions_max}", "red")
+
+
+def _out_of_line(vectors: statistics.Embeddings) -> Text:
+    if vectors.out_of_line is None:
+        return Text("rows written before may lie elsewhere: this server cannot tell", "dim")
+    if vectors.out_of_line:
+        return Text(f"{_count(vectors.out_of_line, 'vector')} outside of the rows", "yellow")
+    return Text("every vector lies in its row", "dim")

@@ -1,0 +1,735 @@
+"""What is in a store, counted: for operators, as the owner of its tables.
+
+The figures are facts, not judgements: `anabranch check` says what is wrong, and what to do about it. They come from
+one snapshot, so they agree with each other even while a back end writes.
+
+The field names of the dataclasses are the keys of `anabranch stats --json`, and are kept stable: new ones may be
+added, none changes its meaning.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from streams.store.migrate import QUALIFIERS, TABLES, quoted, statements
+
+__all__ = [
+    "Access",
+    "Chunks",
+    "Embeddings",
+    "Field",
+    "Index",
+    "MetadataKey",
+    "MetadataKeys",
+    "PrincipalKind",
+    "Server",
+    "Session",
+    "Sessions",
+    "Statistics",
+    "StatisticsError",
+    "Table",
+    "Topic",
+    "Topics",
+    "collect",
+]
+
+Connection: TypeAlias = (
+    "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+)
+
+#: How many sessions, topics, kinds of principals and metadata keys are listed; all of them are counted.
+LARGEST: Final = 5
+MOST_KINDS: Final = 20
+MOST_KEYS: Final = 50
+
+_MIGRATE: Final = "run `anabranch migrate`"
+
+
+class StatisticsError(Exception):
+    """The store cannot be counted; the message is one line, and says what to do."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Versions, and the name of the database."""
+
+    database: str
+    postgresql: str
+    pgvector: str
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks and their parents.
+
+    Args:
+        total: rows of ``document_chunks``.
+        embedded: those that have an embedding; no other is ever searched.
+        embedded_share: of the total; None where there is no chunk.
+        with_parent: those that name a parent.
+        parent_missing: those whose parent is not there.
+    """
+
+    total: int
+    embedded: int
+    embedded_share: float | None
+    with_parent: int
+    parent_missing: int
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The vector column.
+
+    Args:
+        dimensions: what the column is declared with; None where it takes any.
+        dimensions_min: of the stored vectors; None where there is none.
+        dimensions_max: likewise.
+        zero: vectors of length zero: they have no direction, and are never returned.
+        extreme: vectors so short or so long that pgvector's float32 sums under- or overflow: their similarity is
+            wrong, whatever is asked.
+        storage: how new rows are stored; ``plain`` is within the row.
+        out_of_line: vectors that lie outside of their rows, whenever they were written; None before
+            PostgreSQL 17, which cannot tell.
+    """
+
+    dimensions: int | None
+    dimensions_min: int | None
+    dimensions_max: int | None
+    zero: int
+    extreme: int
+    storage: Literal["plain", "external", "main", "extended"]
+    out_of_line: int | None
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that the reference schema wants.
+
+    Args:
+        name: of the index that serves, or of the one that is wanted where none does.
+        table: the table it is on.
+        definition: method and columns.
+        state: ``invalid`` is one whose building failed, or has not ended.
+        bytes: on disk; 0 where it is missing.
+    """
+
+    name: str
+    table: str
+    definition: str
+    state: Literal["valid", "invalid", "missing"]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's rows, and its bytes on disk.
+
+    Args:
+        name: without its schema, which is ``public``.
+        rows: counted.
+        heap_bytes: the rows themselves.
+        toast_bytes: long values that lie outside of their rows.
+        index_bytes: every index, wanted or not.
+        total_bytes: all of it, with the maps of free space and visibility.
+    """
+
+    name: str
+    rows: int
+    heap_bytes: int
+    toast_bytes: int
+    index_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """How complete an optional column is.
+
+    Args:
+        table: ``documents`` or ``document_chunks``.
+        name: of the column.
+        present: rows with a value that is well-formed and not empty (``''``, ``{}``, JSON's ``null``).
+        share: of the table's rows; None where there is none.
+        malformed: rows with a value that a worker leaves out with the warning ``store_value_invalid``.
+    """
+
+    table: str
+    name: str
+    present: int
+    share: float | None
+    malformed: int
+
+
+@dataclass(frozen=True)
+class MetadataKey:
+    """A key of ``metadata``, and the rows that have it, whatever its value."""
+
+    key: str
+    rows: int
+    share: float
+
+
+@dataclass(frozen=True)
+class MetadataKeys:
+    """The metadata of one table.
+
+    Args:
+        table: ``documents`` or ``document_chunks``.
+        distinct: how many different keys there are.
+        most_common: the first of them, by number of rows.
+    """
+
+    table: str
+    distinct: int
+    most_common: tuple[MetadataKey, ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session's size."""
+
+    session_id: UUID
+    documents: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sessions, of documents or chunks.
+
+    Args:
+        total: different sessions.
+        documents_without: documents without a session.
+        chunks_without: chunks without a session.
+        largest: by number of chunks.
+    """
+
+    total: int
+    documents_without: int
+    chunks_without: int
+    largest: tuple[Session, ...]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic's size."""
+
+    topic_id: UUID
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Topics, as the local arm finds them.
+
+    Args:
+        total: different topics.
+        chunks_with: chunks that are related to at least one.
+        largest: by number of chunks.
+    """
+
+    total: int
+    chunks_with: int
+    largest: tuple[Topic, ...]
+
+
+@dataclass(frozen=True)
+class PrincipalKind:
+    """Grants by the kind of their principal.
+
+    Args:
+        kind: what stands before the first colon, or ``public``; None for principals without a colon.
+        grants: rows of ``document_grants``.
+        principals: different ones.
+        documents: different ones.
+    """
+
+    kind: str | None
+    grants: int
+    principals: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may read, by the grants themselves, not by what is derived from them.
+
+    Args:
+        grants: rows of ``document_grants``.
+        documents_unreadable: documents that nobody can read: they have no grant, or only such as no event can
+            make use of, because its principal is empty or longer than 256 characters.
+        documents_unreadable_share: of all documents; None where there is none.
+        chunks_unreadable: chunks of such documents.
+        documents_public: documents that everybody can read.
+        kinds: by number of grants.
+        access_sets: different sets of readers.
+        access_set_max: principals in the largest of them.
+    """
+
+    grants: int
+    documents_unreadable: int
+    documents_unreadable_share: float | None
+    chunks_unreadable: int
+    documents_public: int
+    kinds: tuple[PrincipalKind, ...]
+    access_sets: int
+    access_set_max: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Everything that is counted."""
+
+    server: Server
+    chunks: Chunks
+    embeddings: Embeddings
+    tables: tuple[Table, ...]
+    indexes: tuple[Index, ...]
+    fields: tuple[Field, ...]
+    metadata_keys: tuple[MetadataKeys, ...]
+    sessions: Sessions
+    topics: Topics
+    access: Access
+
+
+async def collect(connection: Connection) -> Statistics:
+    """Counts the store, in one read-only transaction.
+
+    Catalogs answer for versions, sizes, indexes and storage. The rest is counted, and scans: ``_CHUNKS`` reads
+    every row of ``document_chunks`` with its vector (about 4 GB for a million chunks), and so do ``_CHUNK_KEYS``,
+    ``_PARENTS``, ``_SESSIONS`` and ``_UNREADABLE`` without looking at the vector; for the last three an index
+    may do. The other tables are read whole, once or twice, and are small beside it. Nothing is locked against
+    readers or writers.
+
+    Args:
+        connection: as the tables' owner, or anybody else who sees every row; outside of a transaction.
+
+    Raises:
+        StatisticsError: something is missing, or this role does not see every row.
+    """
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            return await _collect(connection)
+    except (asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError) as error:
+        raise StatisticsError(f"{_first_line(error)}: {_MIGRATE}") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StatisticsError(
+            f"{_first_line(error)}: DATABASE_ADMIN_CONNECTION_STRING must be the tables' owner"
+        ) from error
+
+
+async def _collect(connection: Connection) -> Statistics:
+    server = await _server(connection)
+    await _see_everything(connection)
+    documents = await _row(connection, _DOCUMENTS)
+    chunks = await _row(connection, _scan_of_chunks(connection))
+    parents = await _row(connection, _PARENTS)
+    topics = await _row(connection, _TOPICS)
+    grants = await _row(connection, _GRANTS)
+    sets = await _row(connection, _ACCESS_SETS)
+    rows = {
+        "documents": documents["total"],
+        "document_chunks": chunks["total"],
+        "document_grants": grants["total"],
+        "access_sets": sets["total"],
+        "chunk_topics": topics["total"],
+    }
+    return Statistics(
+        server=server,
+        chunks=Chunks(
+            total=chunks["total"],
+            embedded=chunks["embedded"],
+            embedded_share=_share(chunks["embedded"], chunks["total"]),
+            with_parent=parents["with_parent"],
+            parent_missing=parents["parent_missing"],
+        ),
+        embeddings=Embeddings(
+            **await _row(connection, _VECTOR_COLUMN),
+            dimensions_min=chunks["dimensions_min"],
+            dimensions_max=chunks["dimensions_max"],
+            zero=chunks["zero"],
+            extreme=chunks["extreme"],
+            out_of_line=chunks["out_of_line"],
+        ),
+        tables=await _tables(connection, rows),
+        indexes=await _indexes(connection),
+        fields=(
+            *_fields("documents", _DOCUMENT_FIELDS, documents),
+            *_fields("document_chunks", _CHUNK_FIELDS, chunks),
+        ),
+        metadata_keys=(
+            await _metadata_keys(connection, "documents", _DOCUMENT_KEYS, rows["documents"]),
+            await _metadata_keys(connection, "document_chunks", _CHUNK_KEYS, rows["document_chunks"]),
+        ),
+        sessions=await _sessions(connection, documents, chunks),
+        topics=Topics(
+            total=topics["topics"],
+            chunks_with=topics["chunks"],
+            largest=tuple(
+                Topic(row["topic_id"], row["chunks"])
+                for row in await connection.fetch(_LARGEST_TOPICS, LARGEST)
+            ),
+        ),
+        access=await _access(connection, rows, sets["largest"]),
+    )
+
+
+# Can it be counted?
+
+
+async def _server(connection: Connection) -> Server:
+    row = await connection.fetchrow(
+        # Whoever is logged in: the vector type and its functions may be in a schema of their own.
+        "SELECT current_database()::text AS database, current_setting('server_version') AS postgresql,"
+        "       extversion AS pgvector,"
+        "       set_config('search_path', format('public, %s', extnamespace::regnamespace), true)"
+        " FROM pg_extension WHERE extname = 'vector'"
+    )
+    if row is None:
+        raise StatisticsError(f"the database has no extension vector: {_MIGRATE}")
+    return Server(row["database"], row["postgresql"], row["pgvector"])
+
+
+async def _see_everything(connection: Connection) -> None:
+    """Makes sure that what is counted is all there is: row-level security hides without a word."""
+    owners = {row["name"]: row["owner"] for row in await connection.fetch(_OWNERS, list(TABLES))}
+    missing = [name for name in TABLES if name not in owners]
+    if missing:
+        raise StatisticsError(f"table public.{missing[0]} is missing: {_MIGRATE}")
+    hidden = await connection.fetch(_HIDDEN, list(TABLES))
+    if hidden:
+        # As `migrate`: a member of the owner acts in its name, whether it inherits its rights or not.
+        owner = owners[hidden[0]["name"]]
+        if await connection.fetchval("SELECT pg_has_role($1, 'MEMBER')", owner):
+            await connection.execute(f"SET LOCAL ROLE {quoted(owner)}")
+            hidden = await connection.fetch(_HIDDEN, list(TABLES))
+    if hidden:
+        role = await connection.fetchval("SELECT current_user::text")
+        raise StatisticsError(
+            f"role {role!r} may not see every row of {hidden[0]['name']}:"
+            f" DATABASE_ADMIN_CONNECTION_STRING must be the tables' owner, {owners[hidden[0]['name']]!r}"
+        )
+
+
+_OWNERS: Final = """
+    SELECT relname::text AS name, pg_get_userbyid(relowner)::text AS owner
+    FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
+"""
+
+_HIDDEN: Final = """
+    SELECT c.relname::text AS name
+    FROM pg_class c
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relname = ANY ($1::text[])
+      AND row_security_active(c.oid)
+      AND NOT coalesce((
+        SELECT bool_and(p.polpermissive) AND bool_or(pg_get_expr(p.polqual, p.polrelid) = 'true')
+        FROM pg_policy p
+        WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
+          AND EXISTS (SELECT FROM unnest(p.polroles) r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
+    ORDER BY c.relname
+"""
+
+
+# Rows
+
+_DOCUMENT_FIELDS: Final = (
+    "title",
+    "source_url",
+    "file_description",
+    "document_type",
+    "session_id",
+    "metadata",
+)
+_CHUNK_FIELDS: Final = (
+    "chunk_type",
+    "chunk_position",
+    "page",
+    "section",
+    "coordinates",
+    "token_count",
+    "session_id",
+    "metadata",
+)
+
+_DOCUMENTS: Final = """
+    SELECT count(*) AS total,
+           count(*) FILTER (WHERE title <> '') AS title,
+           count(*) FILTER (WHERE source_url <> '') AS source_url,
+           count(*) FILTER (WHERE file_description <> '') AS file_description,
+           count(*) FILTER (WHERE document_type <> '') AS document_type,
+           count(session_id) AS session_id,
+           count(*) FILTER (WHERE jsonb_typeof(metadata) = 'object' AND metadata <> '{}') AS metadata,
+           count(*) FILTER (WHERE jsonb_typeof(metadata) NOT IN ('object', 'null')) AS metadata_malformed
+    FROM public.documents
+"""
+
+# A vector's distance to itself is NaN exactly where pgvector's sum of squares, in float32, is 0 or infinite; its norm
+# is summed in float64, and is 0 for the zero vector only. Well-formed coordinates are an object of numbers that fit
+# into float64; `strict`, because the other mode looks into arrays.
+_CHUNKS: Final = """
+    SELECT count(*) AS total,
+           count(embedding) AS embedded,
+           min(vector_dims(embedding)) AS dimensions_min,
+           max(vector_dims(embedding)) AS dimensions_max,
+           count(*) FILTER (WHERE vector_norm(embedding) = 0) AS zero,
+           count(*) FILTER (WHERE embedding <=> embedding = 'NaN' AND vector_norm(embedding) > 0) AS extreme,
+           {out_of_line} AS out_of_line,
+           count(*) FILTER (WHERE chunk_type <> '') AS chunk_type,
+           count(chunk_position) AS chunk_position,
+           count(page) AS page,
+           count(*) FILTER (WHERE section <> '') AS section,
+           count(*) FILTER (WHERE coordinates_kind = 'object' AND coordinates <> '{}') AS coordinates,
+           count(*) FILTER (WHERE coordinates_kind = 'malformed') AS coordinates_malformed,
+           count(*) FILTER (WHERE token_count >= 0) AS token_count,
+           count(*) FILTER (WHERE token_count < 0) AS token_count_malformed,
+           count(session_id) AS session_id,
+           count(*) FILTER (WHERE jsonb_typeof(metadata) = 'object' AND metadata <> '{}') AS metadata,
+           count(*) FILTER (WHERE jsonb_typeof(metadata) NOT IN ('object', 'null')) AS metadata_malformed
+    FROM public.document_chunks
+    CROSS JOIN LATERAL (SELECT CASE
+      WHEN jsonb_typeof(coordinates) = 'null' THEN 'null'
+      WHEN jsonb_typeof(coordinates) = 'object' AND NOT jsonb_path_exists(coordinates,
+        'strict $.* ? (@.type() != "number" || @ > 1.7976931348623157e308 || @ < -1.7976931348623157e308)')
+      THEN 'object'
+      WHEN coordinates IS NOT NULL THEN 'malformed'
+    END) AS judged (coordinates_kind)
+"""
+_OUT_OF_LINE: Final = "count(pg_column_toast_chunk_id(embedding))"
+_SERVER_THAT_TELLS: Final = 17
+
+
+def _scan_of_chunks(connection: Connection) -> str:
+    tells = connection.get_server_version().major >= _SERVER_THAT_TELLS
+    return _CHUNKS.replace("{out_of_line}", _OUT_OF_LINE if tells else "NULL::bigint")
+
+
+_PARENTS: Final = """
+    SELECT count(*) AS with_parent, count(*) FILTER (WHERE parent.id IS NULL) AS parent_missing
+    FROM public.document_chunks child
+    LEFT JOIN public.document_chunks parent ON parent.id = child.parent_chunk_id
+    WHERE child.parent_chunk_id IS NOT NULL
+"""
+
+
+def _fields(table: str, names: Sequence[str], counted: Mapping[str, int]) -> tuple[Field, ...]:
+    return tuple(
+        Field(
+            table=table,
+            name=name,
+            present=counted[name],
+            share=_share(counted[name], counted["total"]),
+            malformed=counted.get(f"{name}_malformed", 0),
+        )
+        for name in names
+    )
+
+
+# Metadata
+
+
+_DOCUMENT_KEYS: Final = """
+    SELECT key, count(*) AS rows, count(*) OVER () AS distinct
+    FROM public.documents,
+         jsonb_object_keys(CASE jsonb_typeof(metadata) WHEN 'object' THEN metadata ELSE '{}' END) AS key
+    GROUP BY key
+    ORDER BY rows DESC, key COLLATE "C"
+    LIMIT $1
+"""
+_CHUNK_KEYS: Final = _DOCUMENT_KEYS.replace("public.documents", "public.document_chunks")
+
+
+async def _metadata_keys(connection: Connection, table: str, query: str, total: int) -> MetadataKeys:
+    found = await connection.fetch(query, MOST_KEYS)
+    return MetadataKeys(
+        table=table,
+        distinct=found[0]["distinct"] if found else 0,
+        most_common=tuple(
+            MetadataKey(row["key"], row["rows"], _share(row["rows"], total) or 0.0) for row in found
+        ),
+    )
+
+
+# Sessions and topics
+
+_SESSIONS: Final = """
+    SELECT session_id, coalesce(of_documents.number, 0) AS documents, coalesce(of_chunks.number, 0) AS chunks,
+           count(*) OVER () AS total
+    FROM (SELECT session_id, count(*) AS number FROM public.documents
+          WHERE session_id IS NOT NULL GROUP BY session_id) of_documents
+    FULL JOIN (SELECT session_id, count(*) AS number FROM public.document_chunks
+               WHERE session_id IS NOT NULL GROUP BY session_id) of_chunks USING (session_id)
+    ORDER BY chunks DESC, documents DESC, session_id
+    LIMIT $1
+"""
+
+_TOPICS: Final = """
+    SELECT count(*) AS total, count(DISTINCT topic_id) AS topics, count(DISTINCT chunk_id) AS chunks
+    FROM public.chunk_topics
+"""
+_LARGEST_TOPICS: Final = """
+    SELECT topic_id, count(*) AS chunks
+    FROM public.chunk_topics
+    GROUP BY topic_id
+    ORDER BY chunks DESC, topic_id
+    LIMIT $1
+"""
+
+
+async def _sessions(
+    connection: Connection, documents: Mapping[str, int], chunks: Mapping[str, int]
+) -> Sessions:
+    found = await connection.fetch(_SESSIONS, LARGEST)
+    return Sessions(
+        total=found[0]["total"] if found else 0,
+        documents_without=documents["total"] - documents["session_id"],
+        chunks_without=chunks["total"] - chunks["session_id"],
+        largest=tuple(Session(row["session_id"], row["documents"], row["chunks"]) for row in found),
+    )
+
+
+# Access
+
+_GRANTS: Final = "SELECT count(*) AS total FROM public.document_grants"
+
+_ACCESS_SETS: Final = """
+    SELECT count(*) AS total, coalesce(max(cardinality(principals)), 0) AS largest
+    FROM public.access_sets
+"""
+
+# The contract lets a principal have 1 to 256 characters.
+_UNREADABLE: Final = """
+    WITH readable AS (
+      SELECT DISTINCT document_id AS id FROM public.document_grants
+      WHERE char_length(principal) BETWEEN 1 AND 256
+    )
+    SELECT (SELECT count(*) FROM public.documents d
+            WHERE NOT EXISTS (SELECT FROM readable r WHERE r.id = d.id)) AS documents,
+           (SELECT count(*) FROM public.document_chunks c
+            WHERE NOT EXISTS (SELECT FROM readable r WHERE r.id = c.document_id)) AS chunks,
+           (SELECT count(DISTINCT document_id) FROM public.document_grants
+            WHERE principal = 'public') AS public
+"""
+
+_KINDS: Final = """
+    SELECT kind, count(*) AS grants, count(DISTINCT principal) AS principals,
+           count(DISTINCT document_id) AS documents
+    FROM (SELECT principal, document_id,
+                 CASE WHEN principal = 'public' THEN principal
+                      WHEN principal LIKE '%:%' THEN split_part(principal, ':', 1) END AS kind
+          FROM public.document_grants) g
+    GROUP BY kind
+    ORDER BY grants DESC, kind COLLATE "C" NULLS LAST
+    LIMIT $1
+"""
+
+
+async def _access(connection: Connection, rows: Mapping[str, int], largest: int) -> Access:
+    unreadable = await _row(connection, _UNREADABLE)
+    return Access(
+        grants=rows["document_grants"],
+        documents_unreadable=unreadable["documents"],
+        documents_unreadable_share=_share(unreadable["documents"], rows["documents"]),
+        chunks_unreadable=unreadable["chunks"],
+        documents_public=unreadable["public"],
+        kinds=tuple(
+            PrincipalKind(row["kind"], row["grants"], row["principals"], row["documents"])
+            for row in await connection.fetch(_KINDS, MOST_KINDS)
+        ),
+        access_sets=rows["access_sets"],
+        access_set_max=largest,
+    )
+
+
+# Catalogs
+
+# The type's modifier is its number of dimensions; -1 is any.
+_VECTOR_COLUMN: Final = """
+    SELECT nullif(atttypmod, -1) AS dimensions,
+           CASE attstorage WHEN 'p' THEN 'plain' WHEN 'e' THEN 'external'
+                           WHEN 'm' THEN 'main' ELSE 'extended' END AS storage
+    FROM pg_attribute
+    WHERE attrelid = 'public.document_chunks'::regclass AND attname = 'embedding' AND NOT attisdropped
+"""
+
+_SIZES: Final = """
+    SELECT relname::text AS name,
+           pg_relation_size(oid) AS heap,
+           CASE reltoastrelid WHEN 0 THEN 0 ELSE pg_total_relation_size(reltoastrelid) END AS toast,
+           pg_indexes_size(oid) AS indexes,
+           pg_total_relation_size(oid) AS total
+    FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
+"""
+
+# Definitions are compared as `migrate` does: parameters do not matter, nor that chunks without an embedding are left
+# out; an index of any name will do.
+_INDEXES: Final = """
+    SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
+           regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition,
+           pg_relation_size(c.oid) AS bytes
+    FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_class t ON t.oid = i.indrelid
+    WHERE t.relnamespace = 'public'::regnamespace AND t.relname = ANY ($1::text[])
+      AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')
+    ORDER BY i.indisvalid DESC, c.relname
+"""
+_WANTED: Final = re.compile(
+    r"CREATE INDEX IF NOT EXISTS (?P<name>\w+) ON public\.(?P<table>\w+) (?P<definition>USING .*)"
+)
+
+
+async def _tables(connection: Connection, rows: Mapping[str, int]) -> tuple[Table, ...]:
+    sizes = {row["name"]: row for row in await connection.fetch(_SIZES, list(TABLES))}
+    return tuple(
+        Table(
+            name=name,
+            rows=rows[name],
+            heap_bytes=sizes[name]["heap"],
+            toast_bytes=sizes[name]["toast"],
+            index_bytes=sizes[name]["indexes"],
+            total_bytes=sizes[name]["total"],
+        )
+        for name in TABLES
+    )
+
+
+async def _indexes(connection: Connection) -> tuple[Index, ...]:
+    found: dict[tuple[str, str], asyncpg.Record] = {}
+    for row in await connection.fetch(_INDEXES, list(TABLES)):
+        # Valid ones come first, and one valid index is enough.
+        found.setdefault((row["table"], QUALIFIERS.sub("", row["definition"])), row)
+    indexes = []
+    for statement in statements("anabranch.principals"):  # no index depends on the setting's name
+        wanted = _WANTED.match(statement)
+        if wanted is None:
+            continue
+        table, definition = wanted["table"], wanted["definition"]
+        serving = found.get((table, QUALIFIERS.sub("", definition)))
+        shown = definition.removeprefix("USING ")
+        if serving is None:
+            indexes.append(Index(wanted["name"], table, shown, "missing", 0))
+        else:
+            state: Literal["valid", "invalid"] = "valid" if serving["valid"] else "invalid"
+            indexes.append(Index(serving["name"], table, shown, state, serving["bytes"]))
+    return tuple(indexes)
+
+
+async def _row(connection: Connection, query: str) -> dict[str, Any]:
+    """The only row of a query that has one."""
+    (row,) = await connection.fetch(query)
+    return dict(row)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 6) if whole else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
