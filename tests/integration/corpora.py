@@ -11,7 +11,27 @@ import asyncpg
 import numpy as np
 from pgvector.asyncpg import register_vector
 
-__all__ = ["Chunk", "Corpus", "Document", "load", "random_uuid", "unit_vectors"]
+__all__ = [
+    "SLOW_ASKERS",
+    "Chunk",
+    "Corpus",
+    "Document",
+    "load",
+    "random_uuid",
+    "tiny_corpus",
+    "unit_vectors",
+]
+
+# Some askers' searches take long: run once a statement, before any row is looked at.
+SLOW_ASKERS = """
+    CREATE FUNCTION public.wait_for_slow() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+    BEGIN
+      IF current_setting('anabranch.principals', true) LIKE '%user:slow%' THEN PERFORM pg_sleep(5); END IF;
+      RETURN true;
+    END $$;
+    CREATE POLICY slow ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
+      USING ((SELECT public.wait_for_slow()));
+"""
 
 
 @dataclass(frozen=True)
@@ -121,3 +141,16 @@ def unit_vectors(count: int, seed: int) -> np.ndarray:
     """Random directions, shape (count, 768), float32."""
     vectors = np.random.default_rng(seed).standard_normal((count, 768))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def tiny_corpus() -> Corpus:
+    """A search here costs as little as one can."""
+    rng = random.Random(1)
+    document = Document(random_uuid(rng), frozenset({"public"}))
+    return Corpus.of(
+        [document],
+        [
+            Chunk(random_uuid(rng), document.id, "text", vector, token_count=1)
+            for vector in unit_vectors(8, 1)
+        ],
+    )

@@ -4,30 +4,16 @@ Every event that was asked has a result, whatever happened in between; repeats a
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 
 import asyncpg
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from harness import Channel, Outbox, Worker, account, as_avro, query, until
 
 from tests.conftest import Database
 
 EVENTS = 10_000
-
-
-def tiny_corpus() -> Corpus:
-    """A search here costs as little as one can."""
-    rng = random.Random(1)
-    document = Document(random_uuid(rng), frozenset({"public"}))
-    return Corpus.of(
-        [document],
-        [
-            Chunk(random_uuid(rng), document.id, "text", vector, token_count=1)
-            for vector in unit_vectors(8, 1)
-        ],
-    )
 
 
 def events(count: int) -> dict[str, bytes]:
@@ -151,18 +137,6 @@ async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
     assert 3 <= seconds < 3 + 4
     assert outcome.lost == []
     assert outcome.repeats == 0
-
-
-# Some askers' searches take long: run once a statement, before any row is looked at.
-SLOW_ASKERS = """
-    CREATE FUNCTION public.wait_for_slow() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-    BEGIN
-      IF current_setting('anabranch.principals', true) LIKE '%user:slow%' THEN PERFORM pg_sleep(5); END IF;
-      RETURN true;
-    END $$;
-    CREATE POLICY slow ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
-      USING ((SELECT public.wait_for_slow()));
-"""
 
 
 async def test_an_event_that_is_overtaken_is_not_committed_past(

@@ -1,0 +1,107 @@
+"""What becomes of an event when the store fails it: each fault has its own answer, through a real worker."""
+
+import asyncio
+from collections.abc import Callable
+
+import asyncpg
+import pytest
+from corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
+from harness import Channel, Outbox, Worker, account, as_avro, query
+
+from tests.conftest import Database
+
+VECTOR = unit_vectors(1, 1)[0]
+QUICK = {"ANABRANCH_RETRY_BASE_SECONDS": "0.2", "ANABRANCH_RETRY_MAX_SECONDS": "0.5"}
+
+
+def code_of(headers: object) -> str:
+    return dict(headers)["anabranch.error.code"].decode()  # type: ignore[call-overload]
+
+
+async def test_one_event_that_always_times_out_is_put_aside(
+    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+) -> None:
+    await load(database.writer, tiny_corpus())
+    admin = await asyncpg.connect(database.admin)
+    await admin.execute(SLOW_ASKERS)
+    await admin.close()
+    worker = start_worker(database.worker, ANABRANCH_SEARCH_TIMEOUT_SECONDS="1", **QUICK)
+    await worker.until_ready()
+    slow = as_avro(query(VECTOR, principals=["user:slow"]))
+    asked = set()
+    for number in range(90):
+        if number == 30:
+            await channel.send(slow, b"slow", partition=1)
+        event = query(VECTOR)
+        asked.add(event["event_id"])
+        await channel.send(as_avro(event), partition=number % 3)
+        await asyncio.sleep(0.05)  # others succeed all the while
+    await outbox.until_answered(asked, seconds=30)
+    await outbox.until(dead_letters=1, seconds=15)
+    assert account(asked, outbox.results).repeats == 0
+    assert [(record.key, record.value) for record in outbox.dead_letters] == [(b"slow", slow)]
+    assert code_of(outbox.dead_letters[0].headers) == "search_timeout"
+    samples = await worker.scrape()
+    assert samples.value("anabranch_retries_total", cause="search_timeout") == 3
+    assert samples.value("anabranch_dead_letters_total", code="search_timeout") == 1
+    assert worker.is_ready()
+
+
+async def test_a_misconfigured_store_holds_events_back_until_it_is_mended(
+    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker, **QUICK)
+    await worker.until_ready()
+    admin = await asyncpg.connect(database.admin)
+    try:
+        await admin.execute("ALTER TABLE document_chunks RENAME TO mislaid")
+        asked = set()
+        for _ in range(20):
+            event = query(VECTOR)
+            asked.add(event["event_id"])
+            await channel.send(as_avro(event))
+        await worker.until_ready(ready=False, seconds=10)
+        await asyncio.sleep(2)
+        assert worker.is_live()
+        assert (outbox.results, outbox.dead_letters) == ([], [])
+        await admin.execute("ALTER TABLE mislaid RENAME TO document_chunks")
+    finally:
+        await admin.close()
+    await outbox.until_answered(asked, seconds=20)
+    await worker.until_ready(seconds=10)
+    assert outbox.dead_letters == []
+    assert account(asked, outbox.results).repeats == 0
+    lines = [line for line in worker.log.splitlines() if "misconfigured" in line]
+    assert len(lines) == 1, worker.log
+    assert "anabranch migrate" in lines[0]
+
+
+async def test_an_outage_becomes_dead_letters_where_the_operator_says_so(
+    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker, ANABRANCH_STORE_OUTAGE="dead_letter", **QUICK)
+    await worker.until_ready()
+    admin = await asyncpg.connect(database.admin.rpartition("/")[0] + "/postgres")
+    try:
+        # Nobody may connect, and whoever is connected is sent away: an outage for this database alone.
+        await admin.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS false")
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", database.name
+        )
+        values = [as_avro(query(VECTOR)) for _ in range(10)]
+        for value in values:
+            await channel.send(value, b"key")
+        await outbox.until(dead_letters=10, seconds=30)
+        await admin.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true")
+    finally:
+        await admin.close()
+    assert {code_of(record.headers) for record in outbox.dead_letters} == {"store_unavailable"}
+    assert sorted(record.value for record in outbox.dead_letters) == sorted(values)
+    await worker.until_ready(seconds=10)
+    event = query(VECTOR)
+    await channel.send(as_avro(event))
+    await outbox.until_answered({event["event_id"]}, seconds=20)
+    samples = await worker.scrape()
+    assert samples.value("anabranch_retries_total", cause="store_unavailable") == pytest.approx(30, abs=5)
