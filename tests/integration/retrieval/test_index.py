@@ -1,0 +1,105 @@
+"""Where the index stops before it has found enough: search exactly, or say so."""
+
+import random
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Any
+
+import asyncpg
+import numpy as np
+import pytest
+from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from harness import query
+from oracle import expected_result, numpy_distances
+
+from streams.core.messages import QueryEmbedding
+from streams.core.profiles import SHIPPED, rules_for
+from streams.retrieval import retrieve
+from streams.store.postgres import PostgresStore
+from streams.tokens import count_tokens
+from streams.wire import result_to_json
+from tests.conftest import SETTING, Database
+
+# A scan of the index alone, which gives up early: what 20,000 tuples are to a store of millions.
+IMPATIENT = """
+    ALTER DATABASE {name} SET enable_seqscan = off;
+    ALTER DATABASE {name} SET enable_bitmapscan = off;
+    ALTER DATABASE {name} SET enable_sort = off;
+    ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200;
+    ALTER DATABASE {name} SET hnsw.scan_mem_multiplier = 1;
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    """1,200 chunks that user:1 may not read, and 40 that he may, farther away than all of them."""
+    rng = random.Random(8)
+    near = Document(random_uuid(rng), frozenset({"user:2"}))
+    far = Document(random_uuid(rng), frozenset({"user:1"}))
+    axis, noise = unit_vectors(1, 1)[0], unit_vectors(1240, 2)
+    return Corpus.of(
+        [near, far],
+        [
+            Chunk(
+                random_uuid(rng),
+                far.id if number >= 1200 else near.id,
+                "text",
+                noise[number] + axis * np.float32(-1 if number >= 1200 else 1),
+            )
+            for number in range(1240)
+        ],
+    )
+
+
+@pytest.fixture
+async def impatient(database: Database, corpus: Corpus) -> AsyncIterator[Database]:
+    await load(database.writer, corpus)
+    admin = await asyncpg.connect(database.admin)
+    try:
+        await admin.execute("LOAD 'vector'")
+        for statement in IMPATIENT.format(name=database.name).strip().splitlines():
+            await admin.execute(statement)
+        await admin.execute("ANALYZE")
+        yield database
+    finally:
+        await admin.close()
+
+
+async def answer(database: Database, event: dict[str, Any], *, exact_scan_rows: int) -> dict[str, Any]:
+    store = PostgresStore(
+        database.worker,
+        connections=2,
+        search_timeout_seconds=10,
+        principals_setting=SETTING,
+        exact_scan_rows=exact_scan_rows,
+    )
+    await store.open()
+    try:
+        parsed = QueryEmbedding.parse(event)
+        rules = rules_for(parsed, SHIPPED, "extraction")
+        retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
+        return result_to_json(retrieved.result)
+    finally:
+        await store.close(timeout_seconds=3)
+
+
+async def test_it_searches_on_exactly_or_says_so(impatient: Database, corpus: Corpus) -> None:
+    event = query(unit_vectors(1, 1)[0])
+    wanted = expected_result(corpus, event, numpy_distances(corpus, event["embedding"]), count_tokens)
+
+    # A scope that is small enough is searched exactly.
+    found = await answer(impatient, event, exact_scan_rows=20_000)
+    assert found["warnings"] == []
+    assert [passage["chunk_id"] for passage in found["results"]] == [
+        passage["chunk_id"] for passage in wanted["results"]
+    ]
+    assert found["k_returned"] == 15
+
+    # A larger one is not, and the result says so.
+    found = await answer(impatient, event, exact_scan_rows=10)
+    assert found["warnings"] == ["scan_truncated"]
+    assert found["k_returned"] < 15
+
+    # Fewer than asked for is no truncation where there are no more.
+    found = await answer(impatient, event | {"principals": ["nobody"]}, exact_scan_rows=10)
+    assert (found["warnings"], found["results"]) == ([], [])
