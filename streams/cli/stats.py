@@ -153,7 +153,7 @@ def _tables(found: Statistics) -> Table:
 def _indexes(found: Statistics) -> Table:
     table = _headed("Indexes", ("", "name", ">size", "on"))
     # On a narrow terminal the definitions give way, not the names.
-    table.columns[1].min_width = max((len(index.name) for index in found.indexes), default=0)
+    table.columns[1].no_wrap = True
     for index in found.indexes:
         table.add_row(
             Text(index.state, _STATES[index.state]),
