@@ -247,6 +247,103 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
         sys.exit(0)
 
 
+@commands.command()
+@click.argument("golden", type=click.File("r", encoding="utf-8"), required=False)
+@click.option("--sample", is_flag=True, help="The sample corpus's golden set, instead of a file.")
+@click.option("--direct", is_flag=True, help="Straight to the store, as the worker's role; without Kafka.")
+@click.option(
+    "--principal",
+    "principals",
+    multiple=True,
+    help="Who asks, where a line does not say; may be given several times.",
+)
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for one answer.",
+)
+@click.option(
+    "--in-flight", type=click.IntRange(1, 500), default=1, show_default=True, help="Queries asked at a time."
+)
+@click.option(
+    "--relevant-grade",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Least grade that counts for hit rate, recall and MRR.",
+)
+@click.option("--min-ndcg", type=click.FloatRange(0, 1), help="Fail below this mean nDCG@10.")
+@click.option("--min-hit-rate", type=click.FloatRange(0, 1), help="Fail below this hit rate@5.")
+@click.option("--worst", type=click.IntRange(0), default=10, show_default=True, help="Worst queries shown.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, alone on standard output.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write the report as one self-contained page, too.",
+)
+def validate(
+    *,
+    golden: Any,
+    sample: bool,
+    direct: bool,
+    principals: tuple[str, ...],
+    timeout_seconds: float,
+    in_flight: int,
+    relevant_grade: int,
+    min_ndcg: float | None,
+    min_hit_rate: float | None,
+    worst: int,
+    as_json: bool,
+    html: str | None,
+) -> None:
+    """Ask golden queries (JSONL: an event's fields, and what is expected), and measure the answers.
+
+    Through the live pipeline, whose subscribers see these results too, or --direct to the store. Exit code 1 where
+    a bound is missed or a query came to no answer, 2 where the golden set or an option is unusable.
+    """
+    from pathlib import Path
+
+    from streams.cli import validate as validation
+    from streams.evaluation.asking import EvaluationError
+    from streams.evaluation.golden import GoldenError
+    from streams.evaluation.report import Bounds
+
+    if (golden is None) == (not sample):
+        raise click.UsageError("give a golden set, or --sample")
+    settings = load()
+    name = "the sample's golden set" if sample else golden.name
+    try:
+        queries = validation.read(golden, principals=principals, relevant_grade=relevant_grade)
+    except GoldenError as error:
+        raise click.UsageError(f"{name}: {error}") from None
+    wishes = validation.Wishes(
+        golden=name,
+        direct=direct,
+        timeout_seconds=timeout_seconds,
+        in_flight=in_flight,
+        relevant_grade=relevant_grade,
+        bounds=Bounds(min_ndcg, min_hit_rate),
+    )
+    try:
+        report = _run_on_kafka(validation.validate(settings, queries, wishes), settings)
+    except EvaluationError as error:
+        raise _Failed(str(error)) from None
+    if html is not None:
+        try:
+            validation.write_page(report, Path(html))
+        except OSError as error:
+            raise _Failed(f"{html}: {error.strerror}") from None
+    if as_json:
+        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        validation.show(report, worst=worst)
+    if report.failures:
+        sys.exit(1)
+
+
 def _client_options(settings: Settings) -> dict[str, Any]:
     from streams.worker.configured import broker_connection
 

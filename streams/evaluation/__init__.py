@@ -1,0 +1,1 @@
+"""Golden queries: asked, judged, measured, and reported on."""

@@ -1,0 +1,135 @@
+"""How good answers are: which passages were expected, and what that amounts to.
+
+An expectation is one item of relevance, whether it names a chunk, a document or a URL. Each passage answers at most
+one expectation, each expectation is answered at most once: going down the ranks, a passage answers the best
+expectation that it meets and that no passage above it has answered (of equal grades the most particular). A second
+passage of an expected document therefore keeps its place and earns nothing; it does not push the measures above 1,
+and it is not taken out either, because it took the place of something else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streams.core.messages import Passage
+from streams.evaluation.golden import KINDS, Expectation
+
+__all__ = ["HIT_DEPTH", "NDCG_DEPTH", "Judgement", "Percentiles", "Scores", "judge", "measure", "percentiles"]
+
+HIT_DEPTH = 5
+NDCG_DEPTH = 10
+# No profile returns more: recall is taken over everything that came back.
+_EVERYTHING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One query's passages, judged.
+
+    Attributes:
+        grades: of everything that was expected.
+        answered: for each passage by rank, which of `grades` it earned (an index); None for none.
+    """
+
+    grades: Sequence[int]
+    answered: Sequence[int | None]
+
+    def first_relevant(self, relevant_grade: int) -> int | None:
+        """The rank of the first passage that earned such a grade or a better one; None where there is none."""
+        for rank, index in enumerate(self.answered, start=1):
+            if index is not None and self.grades[index] >= relevant_grade:
+                return rank
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One query's measures, 0 to 1, as trec_eval computes them.
+
+    Attributes:
+        hit: whether something relevant is among the first five.
+        ndcg: at 10, with the grades as gains.
+        recall: share of the relevant expectations that were answered by any passage that came back.
+        reciprocal_rank: of the first relevant passage; 0 where there is none.
+    """
+
+    hit: float
+    ndcg: float
+    recall: float
+    reciprocal_rank: float
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of durations, in milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+def judge(expected: Sequence[Expectation], passages: Sequence[Passage]) -> Judgement:
+    """Say which passage answers what.
+
+    Args:
+        expected: in any order.
+        passages: by rank.
+    """
+    best_first = sorted(
+        range(len(expected)), key=lambda index: (-expected[index].grade, KINDS.index(expected[index].kind))
+    )
+    answered: list[int | None] = []
+    for passage in passages:
+        index = next((index for index in best_first if expected[index].is_met_by(passage)), None)
+        if index is not None:
+            best_first.remove(index)
+        answered.append(index)
+    return Judgement([expectation.grade for expectation in expected], answered)
+
+
+def measure(judgements: Sequence[Judgement], *, relevant_grade: int = 1) -> list[Scores]:
+    """Measure each query; one without passages scores 0 throughout.
+
+    Args:
+        judgements: of each query.
+        relevant_grade: least grade that counts for hit, recall and reciprocal rank; nDCG weighs every grade.
+
+    Raises:
+        ImportError: ir-measures is not installed.
+    """
+    import ir_measures  # noqa: PLC0415  # SciPy comes with it, and nobody should wait for that before the first answer
+
+    hit = ir_measures.Success(rel=relevant_grade) @ HIT_DEPTH
+    ndcg = ir_measures.nDCG @ NDCG_DEPTH
+    recall = ir_measures.R(rel=relevant_grade) @ _EVERYTHING
+    reciprocal_rank = ir_measures.RR(rel=relevant_grade)
+    qrels = [
+        ir_measures.Qrel(str(query), f"expected {index}", grade)
+        for query, judgement in enumerate(judgements)
+        for index, grade in enumerate(judgement.grades)
+    ]
+    run = [
+        # By rank, not score: a chat's passages stand in the order of selection.
+        ir_measures.ScoredDoc(
+            str(query), f"beside the point {rank}" if index is None else f"expected {index}", -rank
+        )
+        for query, judgement in enumerate(judgements)
+        for rank, index in enumerate(judgement.answered, start=1)
+    ]
+    values: dict[tuple[str, object], float] = {
+        (metric.query_id, metric.measure): metric.value
+        for metric in ir_measures.iter_calc([hit, ndcg, recall, reciprocal_rank], qrels, run)
+    }
+    return [
+        Scores(*(values.get((str(query), kind), 0.0) for kind in (hit, ndcg, recall, reciprocal_rank)))
+        for query in range(len(judgements))
+    ]
+
+
+def percentiles(milliseconds: Sequence[float]) -> Percentiles | None:
+    """Percentiles by linear interpolation; None of nothing."""
+    if not milliseconds:
+        return None
+    return Percentiles(*(float(value) for value in np.percentile(milliseconds, [50, 95, 99, 100])))

@@ -1,0 +1,275 @@
+"""What came of a golden set: one value, for the table, for machines and for the page."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Any, Final, Literal
+
+from streams.core.messages import Passage
+from streams.evaluation.asking import Answered, DeadLettered, Outcome
+from streams.evaluation.golden import GoldenQuery
+from streams.evaluation.measuring import Percentiles, Scores, judge, measure, percentiles
+from streams.evaluation.vectors import VectorCount
+
+__all__ = ["COMPLETENESS_FIELDS", "Assessment", "Bounds", "Report", "Way", "assess"]
+
+Way = Literal["live", "direct"]
+
+COMPLETENESS_FIELDS: Final = ("title", "source_url", "page", "section")
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """One query, asked and measured.
+
+    Attributes:
+        first_relevant_rank: of the first passage that earned a relevant grade; None where there is none.
+        first_relevant_score: its cosine similarity.
+    """
+
+    query: GoldenQuery
+    outcome: Outcome
+    scores: Scores
+    first_relevant_rank: int | None
+    first_relevant_score: float | None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.query.text or self.query.key
+
+    @property
+    def passages(self) -> Sequence[Passage]:
+        return self.outcome.result.results if isinstance(self.outcome, Answered) else ()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no answer; None where there is one."""
+        if isinstance(self.outcome, Answered):
+            return None
+        if isinstance(self.outcome, DeadLettered):
+            return f"dead letter {self.outcome.code}: {self.outcome.reason}"
+        return self.outcome.reason
+
+    def to_json(self) -> dict[str, Any]:
+        outcome, first = self.outcome, next(iter(self.passages), None)
+        result = outcome.result if isinstance(outcome, Answered) else None
+        return {
+            "id": self.query.key,
+            "text": self.query.text,
+            "outcome": "answered"
+            if result
+            else "dead_lettered"
+            if isinstance(outcome, DeadLettered)
+            else "unanswered",
+            "trouble": self.trouble,
+            "hit_at_5": bool(self.scores.hit),
+            "ndcg_at_10": round(self.scores.ndcg, 4),
+            "recall_at_k": round(self.scores.recall, 4),
+            "reciprocal_rank": round(self.scores.reciprocal_rank, 4),
+            "first_relevant_rank": self.first_relevant_rank,
+            "first_relevant_score": None
+            if self.first_relevant_score is None
+            else round(self.first_relevant_score, 4),
+            "profile": result.profile if result else None,
+            "k_effective": result.k_effective if result else None,
+            "k_returned": result.k_returned if result else None,
+            "warnings": list(result.warnings) if result else [],
+            "latency_ms": round(outcome.latency_ms, 2) if isinstance(outcome, Answered) else None,
+            "query_time_ms": round(result.query_time_ms, 2) if result else None,
+            "first_passage": None
+            if first is None
+            else {
+                "chunk_id": str(first.chunk_id),
+                "document_id": str(first.document_id),
+                "title": first.title,
+                "score": round(first.score, 4),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a golden set must reach; None: no bound."""
+
+    min_ndcg: float | None = None
+    min_hit_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A golden set, asked and measured; means count a query without an answer as 0.
+
+    Attributes:
+        at: when it was finished.
+        mean: of all queries.
+        latency: from asking to having the result, of those that were answered; None where none was.
+        query_time: the worker's own part of it.
+        completeness: field to share of the returned passages that have it; None where nothing was returned.
+        vectors: None where they could not be counted.
+    """
+
+    at: datetime
+    way: Way
+    golden: str
+    relevant_grade: int
+    bounds: Bounds
+    assessments: Sequence[Assessment]
+    mean: Scores
+    latency: Percentiles | None
+    query_time: Percentiles | None
+    completeness: dict[str, float | None]
+    warnings: dict[str, int]
+    dead_letters: dict[str, int]
+    vectors: VectorCount | None
+
+    @property
+    def answered(self) -> int:
+        return sum(isinstance(each.outcome, Answered) for each in self.assessments)
+
+    @property
+    def dead_lettered(self) -> int:
+        return sum(self.dead_letters.values())
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.assessments) - self.answered - self.dead_lettered
+
+    @property
+    def passages(self) -> int:
+        return sum(len(each.passages) for each in self.assessments)
+
+    @property
+    def failures(self) -> list[str]:
+        """What is wanting, a line each; empty where the golden set passed."""
+        wanting = []
+        bounds, mean = self.bounds, self.mean
+        if bounds.min_ndcg is not None and mean.ndcg < bounds.min_ndcg:
+            wanting.append(f"nDCG@10 is {mean.ndcg:.4f}, below {bounds.min_ndcg:g}")
+        if bounds.min_hit_rate is not None and mean.hit < bounds.min_hit_rate:
+            wanting.append(f"hit rate@5 is {mean.hit:.4f}, below {bounds.min_hit_rate:g}")
+        if self.unanswered:
+            wanting.append(f"{self.unanswered} of {len(self.assessments)} queries came to no answer")
+        if self.dead_lettered:
+            wanting.append(f"{self.dead_lettered} of {len(self.assessments)} queries became dead letters")
+        return wanting
+
+    def worst(self, number: int) -> list[Assessment]:
+        """The worst first, those without an answer before all; none that could not be better."""
+        imperfect = [each for each in self.assessments if each.trouble or each.scores.ndcg < 1 - 1e-9]
+        imperfect.sort(key=lambda each: (each.trouble is None, each.scores.ndcg, each.scores.reciprocal_rank))
+        return imperfect[:number]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines; keys are only ever added."""
+        return {
+            "at": self.at.isoformat(timespec="seconds"),
+            "way": self.way,
+            "golden": self.golden,
+            "passed": not self.failures,
+            "failures": self.failures,
+            "bounds": {"min_ndcg": self.bounds.min_ndcg, "min_hit_rate": self.bounds.min_hit_rate},
+            "queries": len(self.assessments),
+            "answered": self.answered,
+            "unanswered": self.unanswered,
+            "dead_lettered": self.dead_lettered,
+            "dead_letters": self.dead_letters,
+            "relevant_grade": self.relevant_grade,
+            "hit_rate_at_5": round(self.mean.hit, 4),
+            "ndcg_at_10": round(self.mean.ndcg, 4),
+            "recall_at_k": round(self.mean.recall, 4),
+            "mrr": round(self.mean.reciprocal_rank, 4),
+            "latency_ms": _durations(self.latency),
+            "query_time_ms": _durations(self.query_time),
+            "passages": self.passages,
+            "completeness": {
+                field: None if share is None else round(share, 4)
+                for field, share in self.completeness.items()
+            },
+            "vectors": None
+            if self.vectors is None
+            else {"count": self.vectors.count, "scope": self.vectors.scope},
+            "warnings": self.warnings,
+            "per_query": [each.to_json() for each in self.assessments],
+        }
+
+
+def assess(
+    queries: Sequence[GoldenQuery],
+    outcomes: Sequence[Outcome],
+    *,
+    way: Way,
+    golden: str,
+    relevant_grade: int,
+    bounds: Bounds,
+    vectors: VectorCount | None,
+) -> Report:
+    """Judge and measure what came.
+
+    Args:
+        queries: at least one.
+        outcomes: of each query.
+        way: how they were asked.
+        golden: the set's name.
+        relevant_grade: least grade that counts for hit, recall and reciprocal rank.
+        bounds: what must be reached.
+        vectors: that there are to search.
+    """
+    results = [outcome.result for outcome in outcomes if isinstance(outcome, Answered)]
+    judgements = [
+        judge(query.expected, outcome.result.results if isinstance(outcome, Answered) else ())
+        for query, outcome in zip(queries, outcomes, strict=True)
+    ]
+    assessments = []
+    for query, outcome, judgement, scores in zip(
+        queries, outcomes, judgements, measure(judgements, relevant_grade=relevant_grade), strict=True
+    ):
+        rank = judgement.first_relevant(relevant_grade)
+        score = (
+            outcome.result.results[rank - 1].score
+            if rank is not None and isinstance(outcome, Answered)
+            else None
+        )
+        assessments.append(Assessment(query, outcome, scores, rank, score))
+    every = [each.scores for each in assessments]
+    passages = [passage for result in results for passage in result.results]
+    return Report(
+        at=datetime.now(UTC),
+        way=way,
+        golden=golden,
+        relevant_grade=relevant_grade,
+        bounds=bounds,
+        assessments=assessments,
+        mean=Scores(
+            hit=fmean(scores.hit for scores in every),
+            ndcg=fmean(scores.ndcg for scores in every),
+            recall=fmean(scores.recall for scores in every),
+            reciprocal_rank=fmean(scores.reciprocal_rank for scores in every),
+        ),
+        latency=percentiles([outcome.latency_ms for outcome in outcomes if isinstance(outcome, Answered)]),
+        query_time=percentiles([result.query_time_ms for result in results]),
+        completeness={
+            field: fmean(getattr(passage, field) not in (None, "") for passage in passages)
+            if passages
+            else None
+            for field in COMPLETENESS_FIELDS
+        },
+        warnings=dict(Counter(warning for result in results for warning in result.warnings).most_common()),
+        dead_letters=dict(
+            Counter(outcome.code for outcome in outcomes if isinstance(outcome, DeadLettered)).most_common()
+        ),
+        vectors=vectors,
+    )
+
+
+def _durations(of: Percentiles | None) -> dict[str, float] | None:
+    if of is None:
+        return None
+    return {
+        "p50": round(of.p50, 2),
+        "p95": round(of.p95, 2),
+        "p99": round(of.p99, 2),
+        "max": round(of.most, 2),
+    }
