@@ -364,6 +364,14 @@ async def test_a_parent_that_matches_by_itself_has_its_header() -> None:
     assert [(one.chunk_id.int, one.header) for one in child.results] == [(9, None)]
 
 
+async def test_a_passage_that_fits_only_without_its_header_may_come_as_a_parent() -> None:
+    described = {9: passage(9, file_description="Rivers", token_count=10)}
+    store = Rows([Row(9, 0.1), Row(3, 0.2, parent=9)], described)
+    wishes = rules(2, expand_parents=True, token_budget=10, overflow="skip")
+    (one,) = (await answer(store, GLOBAL, wishes)).results
+    assert (one.chunk_id.int, one.matched_chunk_id.int, one.header, one.token_count) == (9, 3, None, 10)
+
+
 async def test_a_first_passage_beyond_the_budget() -> None:
     store = Rows([Row(1, 0.1), Row(2, 0.2)], {1: passage(1, token_count=11), 2: passage(2, token_count=10)})
     stopped = await answer(store, GLOBAL, rules(2, token_budget=10))
