@@ -163,7 +163,6 @@ async def test_an_event_that_is_overtaken_is_not_committed_past(
     await outbox.until(results=5, seconds=4)
     await asyncio.sleep(1)  # several commits
     done = len(outbox.results)
-    assert done <= 7
     first.kill()
     second = start_worker(database.worker)
     await second.until_ready()
@@ -172,4 +171,42 @@ async def test_an_event_that_is_overtaken_is_not_committed_past(
     outcome = account(asked, outbox.results)
     figures(f"{outcome}")
     assert outcome.lost == []
+    assert done <= 7
     assert outcome.repeats == done  # all that was done, since none of it could be committed
+
+
+async def test_a_rebalance_gives_up_on_what_does_not_end_and_loses_nothing(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """Slow events are in work when another member joins; the group does not wait for them to end."""
+    await load(database.writer, tiny_corpus())
+    admin = await asyncpg.connect(database.admin)
+    await admin.execute(SLOW_ASKERS)
+    await admin.close()
+    first = start_worker(database.worker)
+    await first.until_ready()
+    asked = set()
+    slow = 0
+    for number in range(60):
+        # Every thirtieth in each partition: some are in work whenever the rebalance comes.
+        is_slow = number % 30 < 3
+        slow += is_slow
+        event = query(
+            unit_vectors(1, 1)[0], principals=["user:slow"] if is_slow else ["user:1"], profile="docs"
+        )
+        asked.add(event["event_id"])
+        await channel.send(as_avro(event), partition=number % 3)
+    await outbox.until(results=5, seconds=4)
+    second = start_worker(database.worker)
+    joined = await second.until_ready()
+    await outbox.until_answered(asked, seconds=60)
+
+    outcome = account(asked, outbox.results)
+    figures(f"{outcome}; {slow} of them slower than the drain; the other member joined in {joined:.1f} s")
+    assert outcome.lost == []
+    assert outbox.dead_letters == []
+    assert outcome.repeats <= 16  # what was in work, twice over
