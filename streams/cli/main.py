@@ -30,6 +30,12 @@ class _Failed(click.ClickException):
         click.echo(f"anabranch: {self.message}", err=True)
 
 
+class _Unusable(_Failed):
+    """As `_Failed`, for what the caller got wrong."""
+
+    exit_code = _USAGE_ERROR
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(streams.__version__, prog_name="anabranch")
 def commands() -> None:
@@ -318,7 +324,9 @@ def validate(
     try:
         queries = validation.read(golden, principals=principals, relevant_grade=relevant_grade)
     except GoldenError as error:
-        raise click.UsageError(f"{name}: {error}") from None
+        raise _Unusable(
+            f"{name}: {error}".replace(": line", ":\n  line", 1).replace("\nline", "\n  line")
+        ) from None
     wishes = validation.Wishes(
         golden=name,
         direct=direct,

@@ -209,10 +209,10 @@ def show(report: Report, *, worst: int) -> None:
 
 
 def _worst(report: Report, number: int) -> Table:
-    table = Table(title="the worst", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, expand=True)
     table.add_column("nDCG@10", justify="right", width=7)
-    table.add_column("first", justify="right", width=5)
-    table.add_column("query", ratio=3, no_wrap=True, overflow="ellipsis")
+    table.add_column("rank", justify="right", width=4)
+    table.add_column("the worst queries", ratio=3, no_wrap=True, overflow="ellipsis")
     table.add_column("what came first", ratio=2, no_wrap=True, overflow="ellipsis", style="cyan")
     for each in report.worst(number):
         if each.trouble is not None:

@@ -128,8 +128,6 @@ def measure(judgements: Sequence[Judgement], *, relevant_grade: int = 1) -> list
     ]
 
 
-def percentiles(milliseconds: Sequence[float]) -> Percentiles | None:
-    """Percentiles by linear interpolation; None of nothing."""
-    if not milliseconds:
-        return None
+def percentiles(milliseconds: Sequence[float]) -> Percentiles:
+    """Percentiles by linear interpolation, of at least one duration."""
     return Percentiles(*(float(value) for value in np.percentile(milliseconds, [50, 95, 99, 100])))

@@ -21,8 +21,9 @@ _RANKS: Final = 10
 _MOST_BARS: Final = 160
 _GOOD, _FAIR = 0.8, 0.5
 
-_HALF, _FULL, _HEIGHT = 500, 1036, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 18, 36
+_HALF, _FULL, _HEIGHT = 500, 1036, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 18, 22
+_LINE = 15
 
 
 def render(report: Report) -> str:
@@ -86,8 +87,8 @@ def _tiles(report: Report) -> str:
             else f"p95 {latency.p95:.0f} ms · in the worker {time.p50:.0f} ms",
         ),
         (
-            f"{report.answered:,}",
-            f"of {len(report.assessments):,} answered",
+            f"{report.answered:,} of {len(report.assessments):,}",
+            "answered",
             f"{report.unanswered:,} without an answer, {report.dead_lettered:,} dead letters",
         ),
     ]
@@ -103,12 +104,15 @@ def _tiles(report: Report) -> str:
 class _Plot:
     """An SVG with room for axes; `x` and `y` turn data into places."""
 
-    def __init__(self, name: str, *, width: int, x: tuple[float, float], y: tuple[float, float]) -> None:
+    def __init__(
+        self, name: str, *, width: int, x: tuple[float, float], y: tuple[float, float], headroom: int = 0
+    ) -> None:
         self._parts = [
             f'<svg class="plot" viewBox="0 0 {width} {_HEIGHT}" role="img" aria-label="{escape(name)}">'
         ]
         self._width = width
         self._x, self._y = x, y
+        self._top = _TOP + headroom
 
     def x(self, value: float) -> float:
         low, high = self._x
@@ -116,7 +120,7 @@ class _Plot:
 
     def y(self, value: float) -> float:
         low, high = self._y
-        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - self._top - _BOTTOM)
 
     def add(self, svg: str) -> None:
         self._parts.append(svg)
@@ -142,9 +146,9 @@ class _Plot:
             f'"><title>{escape(tip)}</title></path>'
         )
 
-    def below(self, x: float, label: str, *, line: int = 0, anchor: str = "middle") -> None:
+    def below(self, x: float, label: str, *, anchor: str = "middle") -> None:
         self.add(
-            f'<text x="{self.x(x):.1f}" y="{_HEIGHT - _BOTTOM + 16 + 15 * line}" text-anchor="{anchor}">'
+            f'<text x="{self.x(x):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">'
             f"{escape(label)}</text>"
         )
 
@@ -211,13 +215,19 @@ def _histogram(
     unit: str,
     marks: Sequence[tuple[str, float]] = (),
 ) -> str:
-    step = max(least_step, _nice((max(values) - min(values)) / 24))
+    step = max(least_step, _nice((max(values) - min(values)) / 30))
     first = math.floor(min(values) / step)
     # One bin to spare on each side of a narrow spread, so that it does not look like a wide one.
     bins = max(math.floor(max(values) / step) - first + 1, 8)
     counts = Counter(min(math.floor(value / step) - first, bins - 1) for value in values)
     ticks = _counts(max(counts.values()))
-    plot = _Plot(name, width=_HALF, x=(first * step, (first + bins) * step), y=(0, ticks[-1]))
+    plot = _Plot(
+        name,
+        width=_HALF,
+        x=(first * step, (first + bins) * step),
+        y=(0, ticks[-1]),
+        headroom=_LINE * max(0, len(marks) - 1),
+    )
     plot.rows(ticks, _whole)
     digits = max(0, -math.floor(math.log10(step)))
     for place in range(bins):
@@ -230,7 +240,7 @@ def _histogram(
         plot.below((first + edge) * step, f"{(first + edge) * step:.{digits}f}")
     width = (first + bins) * step - first * step
     for line, (label, value) in enumerate(marks):
-        y = _TOP + 2 + 15 * line
+        y = _TOP - 6 + _LINE * line
         # Near the right edge the label goes to the left of its line.
         right = (value - first * step) / width < 0.8  # noqa: PLR2004
         plot.add(
@@ -310,7 +320,7 @@ def _worst(report: Report) -> str:
         return ""
     return (
         '<div class="card wide"><h2>Where to look first</h2>'
-        '<p class="soft">The worst queries, and what came first instead</p>'
+        '<p class="soft">The worst queries, and what came first</p>'
         f'<div class="scroll">{_table(worst)}</div></div>'
     )
 

@@ -248,8 +248,10 @@ def assess(
             recall=fmean(scores.recall for scores in every),
             reciprocal_rank=fmean(scores.reciprocal_rank for scores in every),
         ),
-        latency=percentiles([outcome.latency_ms for outcome in outcomes if isinstance(outcome, Answered)]),
-        query_time=percentiles([result.query_time_ms for result in results]),
+        latency=percentiles([outcome.latency_ms for outcome in outcomes if isinstance(outcome, Answered)])
+        if results
+        else None,
+        query_time=percentiles([result.query_time_ms for result in results]) if results else None,
         completeness={
             field: fmean(getattr(passage, field) not in (None, "") for passage in passages)
             if passages

@@ -1,0 +1,75 @@
+"""Surroundings of the two ways: a store with the sample corpus, a broker with topics, a worker."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+# Modules that several tests share are imported by their own names.
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent / "integration"), str(_HERE.parent)]
+
+from harness import Channel, Worker, open_channel  # noqa: E402  # found through the path above
+
+from streams import sample  # noqa: E402
+from streams.demo.stack import _load  # noqa: E402
+from streams.embedded.broker import EmbeddedBroker  # noqa: E402
+from tests.conftest import Database, PostgresServer  # noqa: E402
+
+StartWorker = Callable[[str, Channel], Worker]
+
+
+@pytest.fixture(scope="session")
+def store(postgres: PostgresServer) -> Iterator[Database]:
+    """A database with the sample corpus, which no test changes."""
+    created = postgres.database()
+    with ThreadPoolExecutor(max_workers=1) as thread:  # out of the way of a test's own event loop
+        thread.submit(asyncio.run, _load(created.admin, sample.load())).result()
+    yield created
+    postgres.drop(created)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as started:
+        yield started
+
+
+@pytest.fixture
+def channel(broker: EmbeddedBroker) -> Channel:
+    """Three topics and a group that no other test has; its producer is closed."""
+
+    async def create() -> Channel:
+        async with open_channel(broker.bootstrap_servers, f"v{uuid4().hex[:8]}") as opened:
+            return opened
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, create()).result()
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts a worker that is ready; it is ended with the test, by its own id."""
+    started: list[Worker] = []
+
+    def start(dsn: str, channel: Channel) -> Worker:
+        worker = Worker(
+            tmp_path / f"worker-{len(started)}.log",
+            channel,
+            dsn,
+            {"ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02"},
+        )
+        started.append(worker)
+        asyncio.run(worker.until_ready())
+        return worker
+
+    try:
+        yield start
+    finally:
+        for worker in started:
+            worker.end()
+            print(f"--- {worker.log_file.name} ---\n{worker.log[-4000:]}")  # shown where the test failed
