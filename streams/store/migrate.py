@@ -145,6 +145,11 @@ PRESENT_INDEXES: Final = """
       AND indisvalid
       AND (indpred IS NULL OR pg_get_expr(indpred, indrelid) = '(embedding IS NOT NULL)')
 """
+#: An index as the reference schema has it; parameters are no part of the definition.
+INDEX: Final = re.compile(
+    r"CREATE INDEX IF NOT EXISTS (?P<name>\w+) ON public\.(?P<table>\w+) "
+    r"(?P<definition>USING .+?)(?: WITH \(.+\))?$"
+)
 QUALIFIERS: Final = re.compile(r"\b\w+\.|\s")
 
 _SPACE_AND_SCHEMA: Final = re.compile(r"\bpublic\.|\s")
@@ -211,9 +216,7 @@ _RULES: Final = (
         "forced row-level security on {table}",
     ),
     _Rule(
-        re.compile(
-            r"CREATE INDEX IF NOT EXISTS (?P<name>\w+) ON public\.(?P<table>\w+) (?P<definition>USING .+)"
-        ),
+        INDEX,
         # Any valid index of the same definition will do, whatever its name. A broken one of our name has to
         # go: CREATE INDEX IF NOT EXISTS would take it for the index.
         PRESENT_INDEXES,

@@ -26,14 +26,18 @@ __all__ = ["PooledConnection", "PostgresStore"]
 
 T = TypeVar("T")
 
-# pgvector's bounds for hnsw.ef_search.
-_LEAST_EF_SEARCH, _MOST_EF_SEARCH = 100, 1000
+# hnsw.ef_search: how many candidates the index keeps in sight; pgvector takes no more than 1,000.
+# 400 makes up for an index that was built with pgvector's own ef_construction; it costs some two milliseconds.
+_LEAST_EF_SEARCH, _MOST_EF_SEARCH = 400, 1000
 
 
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    return {name: text.replace("{scope}", texts["scope"]) for name, text in texts.items()}
+    fragments = ("scope", "candidates", "filters")  # each may hold those after it
+    for fragment in fragments:
+        texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
+    return {name: text for name, text in texts.items() if name not in fragments}
 
 
 _SQL = _statements()
@@ -51,6 +55,7 @@ class PostgresStore:
         search_timeout_seconds: of one search, waiting for a connection included.
         principals_setting: the name of the setting that the row-level policies read.
         exact_scan_rows: scopes up to this size are searched exactly where the index stopped early.
+        small_scope_rows: scopes up to this size are searched exactly in the first place.
     """
 
     def __init__(
@@ -61,12 +66,14 @@ class PostgresStore:
         search_timeout_seconds: float,
         principals_setting: str,
         exact_scan_rows: int,
+        small_scope_rows: int = 1000,
     ) -> None:
         self._dsn = dsn
         self._connections = connections
         self._timeout = search_timeout_seconds
         self._setting = principals_setting
         self._exact_scan_rows = exact_scan_rows
+        self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
         self._pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
@@ -154,21 +161,22 @@ class PostgresStore:
         return {row["id"]: _passage(row) for row in rows}
 
     async def _search(self, search: Search) -> Found:
-        scope = (search.vector, search.session_id, search.topic_id, *_conditions(search.filters))
+        scope = (search.session_id, search.topic_id, *_conditions(search.filters))
+        asked = (search.vector, *scope, search.limit, search.expand_parents)
         async with self._as(search.principals, rows=search.limit) as connection:
-            rows = await connection.fetch(_SQL["search"], *scope, search.limit, search.expand_parents)
-            if len(rows) == search.limit:
-                return Found(_candidates(rows), complete=False)
-            # pgvector does not tell when a scan stopped early: count what there is.
-            most = self._exact_scan_rows + 1
-            size = await connection.fetchval(_SQL["scope_size"], most, *scope[1:])
-        if size == len(rows):
-            return Found(_candidates(rows), complete=True)
-        if size == most:
-            return Found(_candidates(rows), complete=False, truncated=True)
+            # A small scope is searched exactly at once: that costs no more than an approximate search.
+            rows = await connection.fetch(_SQL["search_exactly"], *asked, self._small_scope_rows + 1)
+            if (size := _looked_at(rows)) <= self._small_scope_rows:
+                return Found(_candidates(rows), complete=size <= search.limit)
+            rows = await connection.fetch(_SQL["search_approximately"], *asked)
+        if len(rows) == search.limit:
+            return Found(_candidates(rows), complete=False)
+        # pgvector does not tell when a scan stopped early, so fewer rows than asked may be all there are, or not.
         async with self._as(search.principals) as connection:
-            rows = await connection.fetch(_SQL["search_exactly"], *scope, search.limit, search.expand_parents)
-        return Found(_candidates(rows), complete=len(rows) < search.limit)
+            exactly = await connection.fetch(_SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
+        if (size := _looked_at(exactly)) <= self._exact_scan_rows:
+            return Found(_candidates(exactly), complete=size <= search.limit)
+        return Found(_candidates(rows), complete=False, truncated=True)
 
     @asynccontextmanager
     async def _as(self, principals: Sequence[str], *, rows: int = 0) -> AsyncIterator[PooledConnection]:
@@ -234,7 +242,12 @@ def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | 
 
 
 def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
-    return [Candidate(*row) for row in rows]
+    return [Candidate(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+def _looked_at(rows: Sequence[asyncpg.Record]) -> int:
+    """Rows of the scope that an exact search has read; without a row in the answer there was none."""
+    return int(rows[0]["looked_at"]) if rows else 0
 
 
 def _passage(row: asyncpg.Record) -> StoredPassage:

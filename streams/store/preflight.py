@@ -15,6 +15,7 @@ import asyncpg
 
 from streams.store.migrate import (
     COLUMN_TYPES,
+    INDEX,
     OLDEST_PGVECTOR,
     OLDEST_SERVER,
     PRESENT_INDEXES,
@@ -107,7 +108,7 @@ class _Reference:
                 self.policies[match["table"], match["name"]] = _flat(match["expression"])
             elif match := _TRIGGER.match(statement):
                 self.triggers.append((match["table"], match["name"]))
-            elif match := _INDEX.match(statement):
+            elif match := INDEX.match(statement):
                 self.indexes.append((match["table"], match["definition"], statement))
             elif match := _READ.match(statement):
                 self.columns[match["table"]] = re.findall(r"\w+", match["columns"])
@@ -120,9 +121,6 @@ _POLICY: Final = re.compile(
 )
 _TRIGGER: Final = re.compile(
     r"CREATE OR REPLACE TRIGGER (?P<name>\w+) .*?ON public\.(?P<table>\w+)", re.DOTALL
-)
-_INDEX: Final = re.compile(
-    r"CREATE INDEX IF NOT EXISTS \w+ ON public\.(?P<table>\w+) (?P<definition>USING .*)"
 )
 _READ: Final = re.compile(
     r"GRANT SELECT \((?P<columns>[^)]*)\)\s+ON public\.(?P<table>\w+) TO anabranch_reader"

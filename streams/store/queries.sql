@@ -1,4 +1,4 @@
--- Every statement that a worker sends. `-- name:` opens one; {scope} stands for the fragment of that name.
+-- Every statement that a worker sends. `-- name:` opens one; {scope} and its like stand for the fragment of that name.
 -- Optional parameters are written as `$n IS NULL OR …`: under force_custom_plan the planner sees the values and drops
 -- what is not asked for, so each combination of scope and filter has a plan of its own.
 
@@ -13,21 +13,16 @@ SELECT set_config($1, $2, true),
        set_config('hnsw.ef_search', $4, true),
        set_config('hnsw.iterative_scan', 'strict_order', true),
        set_config('plan_cache_mode', 'force_custom_plan', true),
+       -- As for data in memory. An index scan ends where enough was read; a bitmap, which dearer random pages would
+       -- favour, is complete before its first row comes.
+       set_config('random_page_cost', '1', true),
        set_config('jit', 'off', true)
 
 -- name: commit
 COMMIT
 
--- name: scope
--- $2 session · $3 topic (the local arm) · $4 section · $5 document type · $6 source URL prefix · $7 metadata
--- The topic's chunks come from a table keyed by topic: `related_topic_ids @>` is not leakproof, so under row-level
--- security its GIN index would go unused.
-FROM document_chunks c
-LEFT JOIN documents d ON d.id = c.document_id
-WHERE c.embedding IS NOT NULL
-  AND ($2::uuid IS NULL OR c.session_id = $2)
-  AND ($3::uuid IS NULL OR c.id = ANY (ARRAY(
-        SELECT t.chunk_id FROM chunk_topics t WHERE t.topic_id = $3 AND t.session_id = $2)))
+-- name: filters
+-- $4 section · $5 document type · $6 source URL prefix · $7 metadata
   AND ($4::text IS NULL OR c.section = $4)
   AND ($5::text IS NULL OR d.document_type = $5)
   AND ($6::text IS NULL OR d.source_url ^@ $6)
@@ -37,35 +32,55 @@ WHERE c.embedding IS NOT NULL
         WHERE f.value IS DISTINCT FROM
               CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END))
 
--- name: search
--- $1 query vector · $8 rows · $9 whether problems become their parents
-WITH nearest AS MATERIALIZED (
-  SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
-  {scope}
-  ORDER BY c.embedding <=> $1, c.id
-  LIMIT $8
-)
+-- name: scope
+-- $2 session · $3 topic (the local arm)
+-- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic. No index serves the policy on
+-- chunks (the schema says why), so its condition is said again here, where no session narrows the scope.
+FROM document_chunks c
+LEFT JOIN documents d ON d.id = c.document_id
+LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
+WHERE c.embedding IS NOT NULL
+  AND ($2::uuid IS NULL OR c.session_id = $2)
+  AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
+  AND ($2::uuid IS NOT NULL OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
+{filters}
+
+-- name: candidates
+-- What a search returns of each row of `nearest`. $9: whether problems become their parents.
 SELECT n.id, n.distance, p.id AS parent_id,
        ($9 AND n.chunk_type = 'problem' AND n.parent_chunk_id IS NOT NULL AND p.id IS NULL) IS TRUE AS parent_missing
 FROM nearest n
 LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.parent_chunk_id
 
--- name: scope_size
--- How many rows there are to find, up to $1.
-SELECT count(*) FROM (SELECT 1 {scope} LIMIT $1) found
-
 -- name: search_exactly
--- As `search`; the distance is computed before it is sorted by, so no approximate index can serve the order.
+-- $1 query vector · $8 rows · $10 rows to look at at most
+-- Reads up to $10 rows of the scope and computes each distance; no approximate index can serve the order. `looked_at`
+-- of $10 says that there may be more, and that the answer is none.
 WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
   {scope}
+  LIMIT $10
 ), nearest AS MATERIALIZED (
   SELECT id, distance, chunk_type, parent_chunk_id FROM scanned ORDER BY distance, id LIMIT $8
+), answer AS (
+  {candidates}
 )
-SELECT n.id, n.distance, p.id AS parent_id,
-       ($9 AND n.chunk_type = 'problem' AND n.parent_chunk_id IS NOT NULL AND p.id IS NULL) IS TRUE AS parent_missing
-FROM nearest n
-LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.parent_chunk_id
+SELECT *, (SELECT count(*) FROM scanned) AS looked_at FROM answer
+
+-- name: search_approximately
+-- Written for the HNSW index, which yields rows in the order of distance: conditions are tested row by row.
+WITH nearest AS MATERIALIZED (
+  SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
+  FROM document_chunks c
+  LEFT JOIN documents d ON d.id = c.document_id
+  WHERE c.embedding IS NOT NULL
+    AND ($2::uuid IS NULL OR c.session_id = $2)
+    AND ($3::uuid IS NULL OR $3 = ANY (c.related_topic_ids))
+  {filters}
+  ORDER BY c.embedding <=> $1, c.id
+  LIMIT $8
+)
+{candidates}
 
 -- name: passages
 -- The texts, for what was selected only. Metadata: the document's overlaid by the chunk's, every value a string.

@@ -7,7 +7,6 @@ The field names of the dataclasses are the keys of `anabranch stats --json`, and
 added, none changes its meaning.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -15,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from streams.store.migrate import QUALIFIERS, TABLES, quoted, statements
+from streams.store.migrate import INDEX, QUALIFIERS, TABLES, quoted, statements
 
 __all__ = [
     "Access",
@@ -680,9 +679,6 @@ _INDEXES: Final = """
       AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')
     ORDER BY i.indisvalid DESC, c.relname
 """
-_WANTED: Final = re.compile(
-    r"CREATE INDEX IF NOT EXISTS (?P<name>\w+) ON public\.(?P<table>\w+) (?P<definition>USING .*)"
-)
 
 
 async def _tables(connection: Connection, rows: Mapping[str, int]) -> tuple[Table, ...]:
@@ -707,7 +703,7 @@ async def _indexes(connection: Connection) -> tuple[Index, ...]:
         found.setdefault((row["table"], QUALIFIERS.sub("", row["definition"])), row)
     indexes = []
     for statement in statements("anabranch.principals"):  # no index depends on the setting's name
-        wanted = _WANTED.match(statement)
+        wanted = INDEX.match(statement)
         if wanted is None:
             continue
         table, definition = wanted["table"], wanted["definition"]

@@ -124,6 +124,10 @@ class StoreHealth:
             self._become(StoreState.MISCONFIGURED, str(fault))
         except TransientError as fault:
             self._become(StoreState.DOWN, str(fault))
+        except Refused:
+            raise
+        except Exception as defect:  # noqa: BLE001  # watching must not end: readiness would stay what it was
+            self._become(StoreState.DOWN, f"unforeseen {type(defect).__name__}")
 
     async def _preflight(self) -> None:
         findings = await self._inspect()

@@ -12,13 +12,20 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Literal, Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    retry_if_exception_type,
+    wait_random_exponential,
+)
 
 from streams.core.errors import (
     INTERNAL_ERROR,
     Expired,
     GaveUp,
     ModelMismatch,
+    ResultTooLarge,
     SearchTimeout,
     StoreMisconfigured,
     StoreUnavailable,
@@ -123,6 +130,9 @@ class Processor:
         self._dead_letter_topic = dead_letter_topic
         self._outage = outage
         self._last_success = -1.0
+        self._back_off = wait_random_exponential(
+            multiplier=2 * outage.base_seconds, min=outage.base_seconds, max=outage.max_seconds
+        )
 
     async def handle(self, record: InputRecord) -> None:
         """See one event through to the broker's acknowledgement."""
@@ -139,11 +149,7 @@ class Processor:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_worth_another_attempt),
             # Between base and twice as much at first, between base and max in the end: jitter all the way.
-            wait=wait_random_exponential(
-                multiplier=2 * self._outage.base_seconds,
-                min=self._outage.base_seconds,
-                max=self._outage.max_seconds,
-            ),
+            wait=self._back_off,
             reraise=True,
         ):
             with attempt:
@@ -223,8 +229,18 @@ class Processor:
         metrics.tokens_used.labels(profile).observe(result.tokens_used)
 
     async def _put_aside(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
-        headers = error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset)
-        await self._publish(self._dead_letter_topic, record.key, value, [*record.headers, *headers])
+        headers = [
+            *record.headers,
+            *error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset),
+        ]
+        async for attempt in AsyncRetrying(
+            # There is nowhere else to put it: until the topic is mended, the partition stands still.
+            retry=retry_if_exception_type(ResultTooLarge),
+            wait=self._back_off,
+            before_sleep=self._tell_that_the_dead_letter_topic_is_too_small,
+        ):
+            with attempt:
+                await self._publish(self._dead_letter_topic, record.key, value, headers)
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.events.labels("dead_lettered").inc()
         logger.warning(
@@ -235,6 +251,14 @@ class Processor:
             record.offset,
             error,
         )
+
+    def _tell_that_the_dead_letter_topic_is_too_small(self, attempts: RetryCallState) -> None:
+        if attempts.attempt_number == 1:
+            logger.error(
+                "%s does not take a dead letter of this size; its max.message.bytes has to be 64 KiB above the input"
+                " topic's: run `anabranch check`",
+                self._dead_letter_topic,
+            )
 
 
 class _Misfortunes:

@@ -471,11 +471,15 @@ async def test_a_result_that_the_broker_does_not_take_is_put_aside(caplog: pytes
     shows_nothing(dict(sent.headers[3:]), caplog)
 
 
-async def test_a_dead_letter_that_cannot_be_put_aside_is_not_taken_for_done() -> None:
-    bench = Bench(Scripted(), Broker(ResultTooLarge("no"), ResultTooLarge("no")))
-    with pytest.raises(ResultTooLarge):
-        await bench.handle(Record.of())
-    assert bench.outcomes() == {}
+async def test_a_dead_letter_topic_that_is_too_small_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """There is nowhere else to put it: neither is it lost, nor does the worker end."""
+    refused = [ResultTooLarge("too large")] * 3
+    bench = Bench(Scripted(), Broker(*refused))
+    await bench.handle(Record(b"garbage"))
+    (sent,) = bench.broker.sent
+    assert (sent.topic, sent.header("anabranch.error.code")) == ("dead", "undecodable")
+    (told,) = [line for line in caplog.messages if "max.message.bytes" in line]
+    assert "anabranch check" in told
 
 
 async def test_an_event_that_expires_between_two_attempts_is_not_searched_again() -> None:

@@ -683,10 +683,10 @@ async def test_the_asker_is_looked_at_once_a_statement(database: Database) -> No
                 )
             )[0]["Plan"]
     nodes = list(walk(plan))
-    assert not [node for node in nodes if node.get("Parent Relationship") == "SubPlan"]
-    once = [node for node in nodes if node.get("Parent Relationship") == "InitPlan"]
-    assert len(once) >= 2
-    assert {node["Actual Loops"] for node in once} == {1}
+    # A SubPlan that is not hashed is run once a row.
+    apart = [node for node in nodes if node.get("Parent Relationship") in {"InitPlan", "SubPlan"}]
+    assert len(apart) >= 2
+    assert {node["Actual Loops"] for node in apart} == {1}
 
 
 def walk(node: dict[str, Any]) -> Iterable[dict[str, Any]]:
