@@ -87,9 +87,10 @@ def _tiles(report: Report) -> str:
             else f"p95 {latency.p95:.0f} ms · in the worker {time.p50:.0f} ms",
         ),
         (
-            f"{report.answered:,} of {len(report.assessments):,}",
+            f"{report.answered:,}",
             "answered",
-            f"{report.unanswered:,} without an answer, {report.dead_lettered:,} dead letters",
+            f"of {len(report.assessments):,}; {report.unanswered:,} came to nothing, "
+            f"{report.dead_lettered:,} dead letters",
         ),
     ]
     return "".join(
