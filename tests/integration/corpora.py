@@ -26,7 +26,7 @@ __all__ = [
 SLOW_ASKERS = """
     CREATE FUNCTION public.wait_for_slow() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
     BEGIN
-      IF current_setting('anabranch.principals', true) LIKE '%user:slow%' THEN PERFORM pg_sleep(4); END IF;
+      IF current_setting('anabranch.principals', true) LIKE '%user:slow%' THEN PERFORM pg_sleep(2); END IF;
       RETURN true;
     END $$;
     CREATE POLICY slow ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
