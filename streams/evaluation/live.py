@@ -65,6 +65,7 @@ class LivePipeline:
             await consumer.start()
             await self._take_place(consumer)
             await producer.start()
+            await producer.partitions_for(self._input_topic)  # which the first query would wait for otherwise
         except BaseException:
             await producer.stop()
             await consumer.stop()

@@ -89,8 +89,7 @@ def _tiles(report: Report) -> str:
         (
             f"{report.answered:,}",
             "answered",
-            f"of {len(report.assessments):,}; {report.unanswered:,} came to nothing, "
-            f"{report.dead_lettered:,} dead letters",
+            f"of {len(report.assessments):,}, {report.unanswered:,} silent, {report.dead_lettered:,} dead letters",
         ),
     ]
     return "".join(
