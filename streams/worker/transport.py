@@ -1,7 +1,8 @@
 """Faust's Kafka transport, where its consumer does not do what a worker needs.
 
-Two differences: how long a fetch waits at the broker, which Faust fixes, and a commit that fails, which ends Faust's
-worker. Nothing is lost by a commit that fails: what it would have said is said by the next one.
+Three differences: how long a fetch waits at the broker, which Faust fixes; a commit that fails, which ends Faust's
+worker; and what was acknowledged before a rebalance, which Faust forgets. Nothing is lost by a commit that fails: what
+it would have said is said by the next one.
 """
 
 import logging
@@ -75,6 +76,11 @@ class _Consumer(driver.Consumer):
             beacon=self.beacon,
             fetch_max_wait_seconds=self.transport.fetch_max_wait_seconds,
         )
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        # Faust forgets what was acknowledged since the last commit before anybody is asked to commit it.
+        await self.commit()
+        await super().on_partitions_revoked(revoked)
 
 
 class Transport(driver.Transport):

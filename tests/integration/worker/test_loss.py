@@ -91,8 +91,8 @@ async def test_members_that_come_and_go_lose_nothing(
     assert seconds < 3 + 3  # the grace period, and closing what is open
     assert outcome.lost == []
     assert outcome.strange == []
-    # What was in work when partitions were taken away is finished and committed: only what was fetched comes again.
-    assert outcome.repeats <= 100
+    # Two rebalances repeat what was in work, eight events each, and not what had been acknowledged before.
+    assert outcome.repeats <= 16
     assert outbox.dead_letters == []
 
 
