@@ -74,3 +74,16 @@ def test_libraries_are_quiet_until_it_matters(
     configure("json")
     logging.getLogger(name).log(level, "canary")
     assert ("canary" in capsys.readouterr().err) is is_told
+
+
+def test_a_library_tells_a_thing_once_in_a_while_and_we_tell_it_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure("console")
+    for node in range(5):
+        logging.getLogger("aiokafka.client").error("cannot reach node %d", node)
+        logging.getLogger("aiokafka.client").error("another trouble with node %d", node)
+        logging.getLogger("streams.worker").warning("dead letter %d", node)
+    told = capsys.readouterr().err
+    assert told.count("cannot reach node") == told.count("another trouble") == 1
+    assert told.count("dead letter") == 5
