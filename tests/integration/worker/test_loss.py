@@ -68,19 +68,31 @@ async def test_members_that_come_and_go_lose_nothing(
     figures: Callable[[str], None],
 ) -> None:
     await load(database.writer, tiny_corpus())
-    asked = events(4000)
     first = start_worker(database.worker)
     await first.until_ready()
-    await channel.send_all([(value, event_id.encode()) for event_id, value in asked.items()])
+    asked: dict[str, bytes] = {}
+    over = asyncio.Event()
+
+    async def keep_busy() -> None:
+        """However long a rebalance takes, there is work all through it."""
+        while not over.is_set():
+            if len(asked) - len(outbox.results) < 500:
+                more = events(250)
+                asked.update(more)
+                await channel.send_all([(value, event_id.encode()) for event_id, value in more.items()])
+            await asyncio.sleep(0.05)
+
+    busy = asyncio.create_task(keep_busy())
     await outbox.until(results=300)
     second = start_worker(database.worker)
     await second.until_ready()
     joined = len(outbox.results)
-    assert joined < len(asked)
     await outbox.until(results=joined + 300)
     code, seconds = await first.terminate()
     left = len(outbox.results)
-    assert left < len(asked)
+    await outbox.until(results=left + 300)
+    over.set()
+    await busy
     await outbox.until_answered(set(asked), seconds=90)
 
     outcome = account(asked, outbox.results)
