@@ -28,7 +28,7 @@ from streams.sample import Corpus
 from streams.settings import Settings
 from streams.store.migrate import migrate
 
-__all__ = ["DemoError", "Stack", "started"]
+__all__ = ["DemoError", "Stack", "load_corpus", "started"]
 
 # The embedded broker answers a join when the rebalance timeout is over; a real one, when everybody is there.
 _REBALANCE_TIMEOUT_SECONDS = 2
@@ -114,7 +114,7 @@ async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
         )
         worker = _start_worker(found, web_port)
         stack.callback(_stop, worker)
-        await _load(admin_dsn, corpus)
+        await load_corpus(admin_dsn, corpus)
 
         say("waiting for the worker to join its consumer group")
         await _until_ready(found, worker)
@@ -144,7 +144,7 @@ async def _create_login(admin_dsn: str, password: str) -> None:
         await connection.close()
 
 
-async def _load(admin_dsn: str, corpus: Corpus) -> None:
+async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
     """Write the corpus as a back end would: through anabranch_writer."""
     connection = await asyncpg.connect(admin_dsn)
     try:

@@ -16,7 +16,7 @@ sys.path[:0] = [str(_HERE), str(_HERE.parent / "integration"), str(_HERE.parent)
 from harness import Channel, Worker, open_channel  # noqa: E402  # found through the path above
 
 from streams import sample  # noqa: E402
-from streams.demo.stack import _load  # noqa: E402
+from streams.demo.stack import load_corpus  # noqa: E402
 from streams.embedded.broker import EmbeddedBroker  # noqa: E402
 from tests.conftest import Database, PostgresServer  # noqa: E402
 
@@ -28,7 +28,7 @@ def store(postgres: PostgresServer) -> Iterator[Database]:
     """A database with the sample corpus, which no test changes."""
     created = postgres.database()
     with ThreadPoolExecutor(max_workers=1) as thread:  # out of the way of a test's own event loop
-        thread.submit(asyncio.run, _load(created.admin, sample.load())).result()
+        thread.submit(asyncio.run, load_corpus(created.admin, sample.load())).result()
     yield created
     postgres.drop(created)
 
