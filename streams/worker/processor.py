@@ -145,7 +145,7 @@ class Processor:
             await self._put_aside(record, record.value, error)
 
     async def _answer_eventually(self, record: InputRecord, value: bytes) -> None:
-        misfortunes = _Misfortunes(self._outage, began=time.monotonic())
+        misfortunes = _Misfortunes(self._outage)
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_worth_another_attempt),
             # Between base and twice as much at first, between base and max in the end: jitter all the way.
@@ -162,6 +162,7 @@ class Processor:
             TerminalError: the event cannot succeed, or has failed often enough.
             Exception: anything else is worth another attempt.
         """
+        began = time.monotonic()
         try:
             await self._answer(record, value)
         except TerminalError:
@@ -169,7 +170,7 @@ class Processor:
         except TransientError as fault:
             self._metrics.retries.labels(fault.code).inc()
             self._health.report(fault)
-            misfortunes.count(fault, last_success=self._last_success)
+            misfortunes.count(fault, began=began, last_success=self._last_success)
             raise
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
@@ -264,25 +265,30 @@ class Processor:
 class _Misfortunes:
     """What has befallen one event, and when it has been enough."""
 
-    def __init__(self, outage: OutagePolicy, *, began: float) -> None:
+    def __init__(self, outage: OutagePolicy) -> None:
         self._outage = outage
-        self._began = began
         self._outages = 0
         self._timeouts = 0
         self._defects = 0
 
-    def count(self, fault: TransientError, *, last_success: float) -> None:
-        """Count a transient fault; ``last_success`` is when any event's search last succeeded, monotonic seconds.
+    def count(self, fault: TransientError, *, began: float, last_success: float) -> None:
+        """Count a transient fault.
+
+        Args:
+            fault: what the attempt met.
+            began: when the attempt began, monotonic seconds.
+            last_success: when any event's search last succeeded, monotonic seconds.
 
         Raises:
             GaveUp: it has been enough.
         """
         if isinstance(fault, StoreMisconfigured):
             return  # no event's fault: never a dead letter
-        if isinstance(fault, SearchTimeout):
+        if isinstance(fault, SearchTimeout) and last_success > began:
+            # Others succeeded during this very attempt, so it is this event, and it must not block its partition for
+            # ever. A success from before says nothing: the store may have frozen since.
             self._timeouts += 1
-            # Others succeed meanwhile, so it is this event, and it must not block its partition for ever.
-            if self._timeouts >= _MOST_TIMEOUTS and last_success > self._began:
+            if self._timeouts >= _MOST_TIMEOUTS:
                 raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
         self._outages += 1
         if self._outage.then == "dead_letter" and self._outages >= self._outage.attempts:
