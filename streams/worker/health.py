@@ -71,6 +71,7 @@ class StoreHealth:
         self._admitted = asyncio.Event()
         # When an event last met a misconfiguration that the preflight did not see (loop time, seconds).
         self._reported_at: float | None = None
+        self._successes = 0
         self.state = StoreState.UNKNOWN
         self.reason = "no probe yet"
 
@@ -91,6 +92,7 @@ class StoreHealth:
     def succeeded(self) -> None:
         """A search worked: whatever was misconfigured is mended."""
         self._reported_at = None
+        self._successes += 1
         if self.state is StoreState.MISCONFIGURED:
             self._become(StoreState.UP, "a search succeeded")
 
@@ -114,6 +116,7 @@ class StoreHealth:
         Raises:
             Refused: the preflight says that working on this store is not safe.
         """
+        successes = self._successes
         try:
             if thoroughly:
                 await self._preflight()
@@ -121,7 +124,8 @@ class StoreHealth:
                 await self._probe()
                 self._become(StoreState.UP, "it answers")
         except StoreMisconfigured as fault:
-            self._become(StoreState.MISCONFIGURED, str(fault))
+            if self._successes == successes:  # else it was mended while we looked
+                self._become(StoreState.MISCONFIGURED, str(fault))
         except TransientError as fault:
             self._become(StoreState.DOWN, str(fault))
         except Refused:

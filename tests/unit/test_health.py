@@ -253,6 +253,27 @@ async def test_an_index_that_is_missing_behind_an_outage_is_still_missing_after_
     ]
 
 
+async def test_a_preflight_that_a_success_overtook_is_out_of_date() -> None:
+    server = Server()
+    server.findings = [Finding("unready")]
+    looked = asyncio.Event()
+
+    async def inspect_slowly() -> Sequence[Finding]:
+        seen = server.findings
+        looked.set()
+        await asyncio.sleep(0.01)
+        return seen
+
+    health = StoreHealth(probe=server.probe, inspect=inspect_slowly)
+    health.report(StoreMisconfigured("a table is missing"))
+    look = asyncio.create_task(health.look())
+    await looked.wait()
+    server.findings = ()  # mended, and an event finds out before the preflight that began earlier ends
+    health.succeeded()
+    await look
+    assert health.state is UP
+
+
 async def test_a_success_says_nothing_about_an_outage() -> None:
     server = Server()
     async with server.watched():
