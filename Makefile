@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schemas wheel clean
+.PHONY: help demo test evaluate lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -17,6 +17,9 @@ demo: $(VENV)/.demo ## Run the main job on an embedded broker and database, with
 
 test: $(VENV)/.test ## Run every test
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound (five minutes)
+	@$(BIN)/python -m tests.evaluate
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check

@@ -1,0 +1,350 @@
+"""Fifty thousand chunks, grown from a small collection's vectors with noise, and labelled twice.
+
+In the uncorrelated world what a row is labelled with says nothing about what it is about. In the correlated one rows
+are labelled along their likeness to one chunk, as sessions, departments and years are in life: a filter then keeps one
+region, and a query either leans towards it or away from it, which is where an approximate index starves.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from json import dumps
+from pathlib import Path
+from typing import Any, Final
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import asyncpg
+import numpy as np
+import numpy.typing as npt
+from pgvector.asyncpg import register_vector
+
+from streams.core.messages import Filters
+from tests.conftest import Database
+
+__all__ = ["CRANFIELD", "EVERYBODY", "SHARES", "SIZE", "Base", "Cell", "World", "base", "grow", "load"]
+
+CRANFIELD: Final = Path(__file__).resolve().parents[3] / "shared" / "data" / "cranfield"
+SIZE: Final = 50_000
+CHUNKS_PER_DOCUMENT: Final = 10
+SHARES: Final[Mapping[str, float]] = {"50": 0.5, "10": 0.1, "1": 0.01, "0.1": 0.001}
+# A principal who is in every set.
+EVERYBODY: Final = "group:everybody"
+# Half the documents of the uncorrelated world have a reader of their own, and so a set of their own.
+FEW, MANY = "group:few", "group:many"
+
+_NOISE: Final = 0.6
+_LONG_AS_A_PASSAGE: Final = "The boundary layer thickens downstream of the leading edge. " * 12
+
+Vectors = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A small collection's vectors, and queries to it; unit length."""
+
+    name: str
+    vectors: Vectors
+    queries: Vectors
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One filter that keeps one share of the rows.
+
+    Attributes:
+        by: what is filtered by.
+        keeps: which share, in percent, as a label.
+        kept: whether each chunk is in.
+        fields: what the search says, over the defaults.
+        condition: the same rows in plain SQL over ``c`` and ``d``, with ``$2`` for `argument`.
+        argument: None where there is no condition.
+    """
+
+    by: str
+    keeps: str
+    kept: Mask
+    fields: Mapping[str, Any]
+    condition: str = "true"
+    argument: Any = None
+
+
+@dataclass(frozen=True)
+class World:
+    """Chunk i belongs to document i // 10."""
+
+    correlated: bool
+    vectors: Vectors
+    queries: Vectors
+    chunk_ids: Sequence[UUID]
+    document_ids: Sequence[UUID]
+    # of each document
+    sessions: npt.NDArray[np.object_]
+    document_types: npt.NDArray[np.object_]
+    prefixes: npt.NDArray[np.object_]
+    classes: npt.NDArray[np.object_]
+    groups: npt.NDArray[np.object_]
+    # of each chunk
+    sections: npt.NDArray[np.object_]
+    topics: Mapping[str, Mask] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return "correlated" if self.correlated else "uncorrelated"
+
+    @cached_property
+    def numbers(self) -> Mapping[UUID, int]:
+        """Which chunk an id belongs to."""
+        return {chunk_id: number for number, chunk_id in enumerate(self.chunk_ids)}
+
+    @cached_property
+    def whole(self) -> Cell:
+        """No filter at all."""
+        return Cell("nothing", "100", np.ones(SIZE, bool), {})
+
+    def cells(self) -> Iterator[Cell]:
+        """Each filter, at each share."""
+        for keeps in SHARES:
+            yield from (self.cell(by, keeps) for by in _FILTERS)
+
+    def cell(self, by: str, keeps: str) -> Cell:
+        return _FILTERS[by](self, by, keeps)
+
+    def readers(self, document: int) -> list[str]:
+        """Who may read a document."""
+        readers = [EVERYBODY, f"group:{self.groups[document]}"]
+        if self.correlated:
+            return readers
+        return [*readers, FEW] if document % 2 else [*readers, MANY, f"user:{document}"]
+
+    def askers(self) -> Iterator[Cell]:
+        """Askers of half the rows each: through five sets, and through 2,500."""
+        if self.correlated:
+            return
+        documents = np.arange(len(self.document_ids))
+        for principal, odd in ((FEW, 1), (MANY, 0)):
+            kept = _of_chunks(documents % 2 == odd)
+            sets = 5 if principal == FEW else len(self.document_ids) // 2
+            yield Cell(
+                f"an asker of {sets:,} sets", "50", kept, {"principals": [principal]}, _READABLE, [principal]
+            )
+
+
+def session_id(label: str) -> UUID:
+    return uuid5(NAMESPACE_URL, f"session:{label}")
+
+
+def topic_id(label: str) -> UUID:
+    return uuid5(NAMESPACE_URL, f"topic:{label}")
+
+
+def prefix(label: str) -> str:
+    return f"https://example.org/{label}/"
+
+
+# What owns the tables sees every row: an asker's own are said in plain SQL.
+_READABLE: Final = "c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets WHERE principals && $2::text[]))"
+
+
+def _of_chunks(of_documents: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.repeat(of_documents, CHUNKS_PER_DOCUMENT)
+
+
+def _by_session(world: World, by: str, keeps: str) -> Cell:
+    session = session_id(keeps)
+    kept = _of_chunks(world.sessions == keeps)
+    return Cell(by, keeps, kept, {"session_id": session}, "c.session_id = $2", session)
+
+
+def _by_topic(world: World, by: str, keeps: str) -> Cell:
+    fields = {"session_id": session_id("50"), "topic_id": topic_id(keeps)}
+    condition = "c.related_topic_ids @> ARRAY[$2::uuid]"
+    return Cell(by, keeps, world.topics[keeps], fields, condition, topic_id(keeps))
+
+
+def _by_section(world: World, by: str, keeps: str) -> Cell:
+    fields = {"filters": Filters(section=keeps)}
+    return Cell(by, keeps, world.sections == keeps, fields, "c.section = $2", keeps)
+
+
+def _by_type(world: World, by: str, keeps: str) -> Cell:
+    kept = _of_chunks(world.document_types == keeps)
+    fields = {"filters": Filters(document_type=keeps)}
+    return Cell(by, keeps, kept, fields, "d.document_type = $2", keeps)
+
+
+def _by_prefix(world: World, by: str, keeps: str) -> Cell:
+    kept = _of_chunks(world.prefixes == keeps)
+    fields = {"filters": Filters(source_url_prefix=prefix(keeps))}
+    return Cell(by, keeps, kept, fields, "d.source_url ^@ $2", prefix(keeps))
+
+
+def _by_metadata(world: World, by: str, keeps: str) -> Cell:
+    kept = _of_chunks(world.classes == keeps)
+    wanted = {"class": keeps}
+    return Cell(
+        by, keeps, kept, {"filters": Filters(metadata=wanted)}, "d.metadata @> $2::jsonb", dumps(wanted)
+    )
+
+
+def _by_grants(world: World, by: str, keeps: str) -> Cell:
+    asker = [f"group:{keeps}"]
+    return Cell(by, keeps, _of_chunks(world.groups == keeps), {"principals": asker}, _READABLE, asker)
+
+
+_FILTERS: Final = {
+    "session": _by_session,
+    "topic": _by_topic,
+    "section": _by_section,
+    "document type": _by_type,
+    "URL prefix": _by_prefix,
+    "metadata": _by_metadata,
+    "grants": _by_grants,
+}
+
+
+def base(seed: int) -> Base:
+    """Cranfield's real vectors where they are; elsewhere clusters that are made up."""
+    if CRANFIELD.is_dir():
+        return Base(
+            "Cranfield (1,686 chunks and 225 queries, all-mpnet-base-v2)",
+            _unit(np.load(CRANFIELD / "chunk_embeddings.npy").astype(np.float32)),
+            _unit(np.load(CRANFIELD / "query_embeddings.npy").astype(np.float32)),
+        )
+    rng = np.random.default_rng(seed)
+    centres = _unit(rng.normal(size=(60, 768)) + 3 * rng.normal(size=(1, 768)))
+
+    def around(count: int) -> Vectors:
+        noise = rng.normal(size=(count, 768)) * 0.7 / np.sqrt(768)
+        return _unit(centres[rng.integers(0, len(centres), count)] + noise)
+
+    return Base("made-up clusters: Cranfield is not beside the checkout", around(1700), around(225))
+
+
+def grow(of: Base, seed: int, *, correlated: bool) -> World:
+    """A world; the same for the same seed."""
+    rng = np.random.default_rng([seed, int(correlated)])
+    origin = rng.integers(0, len(of.vectors), SIZE)
+    noise = rng.normal(size=(SIZE, 768)).astype(np.float32) * np.float32(_NOISE / np.sqrt(768))
+    vectors = _unit(of.vectors[origin] + noise)
+    documents = SIZE // CHUNKS_PER_DOCUMENT
+    if correlated:
+        vectors = vectors[np.argsort(-(vectors @ of.vectors[7]), kind="stable")]
+
+    def labels(count: int) -> npt.NDArray[np.object_]:
+        return _labels(np.arange(count) if correlated else rng.permutation(count))
+
+    sessions = labels(documents)
+    # Topics are shares of the store within the largest session; each lies in the one before it.
+    members = np.flatnonzero(_of_chunks(sessions == "50"))
+    members = members if correlated else rng.permutation(members)
+    topics = {}
+    for keeps, share in SHARES.items():
+        topics[keeps] = np.zeros(SIZE, bool)
+        topics[keeps][members[: round(share * SIZE)]] = True
+    return World(
+        correlated=correlated,
+        vectors=vectors,
+        queries=of.queries,
+        chunk_ids=[UUID(bytes=rng.bytes(16), version=4) for _ in range(SIZE)],
+        document_ids=[UUID(bytes=rng.bytes(16), version=4) for _ in range(documents)],
+        sessions=sessions,
+        document_types=labels(documents),
+        prefixes=labels(documents),
+        classes=labels(documents),
+        groups=labels(documents),
+        sections=labels(SIZE),
+        topics=topics,
+    )
+
+
+async def load(world: World, database: Database) -> None:
+    """Write a world into a migrated database."""
+    connection = await asyncpg.connect(database.admin)
+    try:
+        await register_vector(connection)
+        # Filled first, indexed then, as one would load a store; by the definition that was shipped.
+        hnsw = await connection.fetchval("SELECT pg_get_indexdef('document_chunks_embedding'::regclass)")
+        await connection.execute("DROP INDEX document_chunks_embedding")
+        await _documents(connection, world)
+        await _chunks(connection, world)
+        await connection.execute("SET maintenance_work_mem = '1GB'")
+        await connection.execute(hnsw)
+        await connection.execute("VACUUM ANALYZE")
+    finally:
+        await connection.close()
+
+
+async def _documents(connection: asyncpg.Connection, world: World) -> None:
+    await connection.copy_records_to_table(
+        "documents",
+        columns=["id", "session_id", "title", "source_url", "document_type", "metadata"],
+        records=[
+            (
+                document_id,
+                session_id(world.sessions[number]),
+                f"Document {number}",
+                f"{prefix(world.prefixes[number])}{number}",
+                world.document_types[number],
+                dumps({"class": world.classes[number], "number": number}),
+            )
+            for number, document_id in enumerate(world.document_ids)
+        ],
+    )
+    await connection.copy_records_to_table(
+        "document_grants",
+        columns=["document_id", "principal"],
+        records=[
+            (document_id, reader)
+            for number, document_id in enumerate(world.document_ids)
+            for reader in world.readers(number)
+        ],
+    )
+
+
+async def _chunks(connection: asyncpg.Connection, world: World) -> None:
+    for first in range(0, SIZE, 5000):
+        await connection.copy_records_to_table(
+            "document_chunks",
+            columns=[
+                "id",
+                "document_id",
+                "session_id",
+                "related_topic_ids",
+                "chunk_type",
+                "chunk_position",
+                "text_content",
+                "section",
+                "embedding",
+            ],
+            records=[
+                (
+                    world.chunk_ids[number],
+                    world.document_ids[number // CHUNKS_PER_DOCUMENT],
+                    session_id(world.sessions[number // CHUNKS_PER_DOCUMENT]),
+                    [topic_id(keeps) for keeps, mask in world.topics.items() if mask[number]],
+                    "theory",
+                    number % CHUNKS_PER_DOCUMENT,
+                    f"{number}. {_LONG_AS_A_PASSAGE}",
+                    world.sections[number],
+                    world.vectors[number],
+                )
+                for number in range(first, first + 5000)
+            ],
+        )
+
+
+def _labels(order: npt.NDArray[np.intp]) -> npt.NDArray[np.object_]:
+    """Each share's label, along an order; what is left over is labelled as the rest."""
+    labels = np.full(len(order), "rest", object)
+    first = 0
+    for label, share in SHARES.items():
+        end = first + round(share * len(order))
+        labels[order[first:end]] = label
+        first = end
+    return labels
+
+
+def _unit(vectors: npt.NDArray[Any]) -> Vectors:
+    unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return unit
