@@ -6,7 +6,7 @@ metrics; it returns facts and durations. `Store` and `Tokenizer` are the two por
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 from uuid import UUID
@@ -160,9 +160,10 @@ async def retrieve(
         with clock.searching:
             await fan_out.search()
         # Whose text must be known: under `skip` the budget may reach any candidate, else none beyond the first k.
-        reachable = select(fan_out.arms, k=rules.k, gone=texts.gone)
+        arms = _without_parents(fan_out.arms, texts.gone)
+        reachable = select(arms, k=rules.k, gone=texts.gone)
         if skipping:
-            wanted = {candidate.passage_id for arm in fan_out.arms.values() for candidate in arm.candidates}
+            wanted = {candidate.passage_id for arm in arms.values() for candidate in arm.candidates}
         elif reachable.starved:
             fan_out.widen(reachable.starved)
             continue
@@ -170,11 +171,11 @@ async def retrieve(
             wanted = {pick.candidate.passage_id for pick in reachable.picks}
         with clock.searching:
             lost = await texts.fetch(wanted)
-        if lost and not skipping:
-            continue
+        if lost:
+            continue  # others take their places, which may be beyond what was looked at
         with clock.assembling:
             selection = select(
-                fan_out.arms,
+                arms,
                 k=rules.k,
                 token_budget=rules.token_budget,
                 overflow=rules.profile.overflow,
@@ -187,6 +188,24 @@ async def retrieve(
     with clock.assembling:
         result = _result(query, rules, selection, texts, truncated=fan_out.truncated, started=started)
     return Retrieved(result, clock.searching.seconds, clock.assembling.seconds, dict(fan_out.arm_seconds))
+
+
+def _without_parents(arms: Mapping[Scope, Arm], gone: Collection[UUID]) -> Mapping[Scope, Arm]:
+    """The arms as if parents that are gone by now had been missing when they were looked for."""
+    if not gone:
+        return arms
+    return {
+        scope: Arm(
+            [
+                replace(candidate, parent_id=None, parent_missing=True)
+                if candidate.parent_id in gone
+                else candidate
+                for candidate in arm.candidates
+            ],
+            complete=arm.complete,
+        )
+        for scope, arm in arms.items()
+    }
 
 
 class _Stopwatch:

@@ -215,8 +215,12 @@ def test_however_often_it_searches_the_answer_is_that_over_the_whole_scopes(  # 
         return text + (0 if line is None else tokens(line + "\n"))
 
     scopes: tuple[Scope, ...] = ("local", "global") if topical else ("global",)
+    # A parent that is lost was as good as missing when it was looked for.
+    present = replace(
+        store, rows=[replace(row, orphan=row.orphan or row.parent in store.lost) for row in store.rows]
+    )
     whole = {
-        scope: arm_of(store.scope(scope, expand=expand), complete=True, similarity_threshold=threshold)
+        scope: arm_of(present.scope(scope, expand=expand), complete=True, similarity_threshold=threshold)
         for scope in scopes
     }
     gone = {UUID(int=number) for number in store.lost}
@@ -293,6 +297,25 @@ async def test_a_passage_that_was_deleted_meanwhile_leaves_its_place_to_the_next
     store = Rows([Row(number, number / 100) for number in range(1, 40)], lost=frozenset(range(1, 20)))
     result = await answer(store, GLOBAL, rules(4))
     assert (numbers(result), [one.rank for one in result.results]) == ([20, 21, 22, 23], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("overflow", ["stop", "skip"])
+async def test_a_parent_that_was_deleted_meanwhile_leaves_its_place_to_its_child(overflow: str) -> None:
+    """As one that was never there: each child stands for itself, with its own header, and it is told."""
+    store = Rows(
+        [Row(1, 0.1), Row(2, 0.2, parent=9), Row(3, 0.3, parent=9), Row(4, 0.4, parent=8), Row(5, 0.5)],
+        {2: passage(2, file_description="Rivers")},
+        lost=frozenset({9, 3}),
+    )
+    wishes = rules(9, expand_parents=True, overflow=overflow, token_budget=1000)
+    result = await answer(store, GLOBAL, wishes)
+    assert [(one.chunk_id.int, one.matched_chunk_id.int, one.header) for one in result.results] == [
+        (1, 1, None),
+        (2, 2, "[Source: Rivers]"),
+        (8, 4, None),
+        (5, 5, None),
+    ]
+    assert result.warnings == ("parent_missing",)
 
 
 async def test_a_scan_that_stopped_early_is_told_and_not_repeated() -> None:
