@@ -1,13 +1,14 @@
 """Running the worker process."""
 
 import asyncio
+import socket
 import sys
 from typing import NoReturn
 
 import faust
 import uvloop
 
-from streams.settings import Settings
+from streams.settings import Settings, SettingsError
 from streams.worker.app import Anabranch
 from streams.worker.health import Refused
 
@@ -27,12 +28,23 @@ class _Worker(faust.Worker):
         """Say nothing."""
 
 
+def _claim(port: int) -> None:
+    """See that the web server will get its port; found out later, it would end the worker with a trace of Faust's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise SettingsError(f"ANABRANCH_WEB_PORT: port {port} cannot be used: {error.strerror}") from None
+
+
 def run_worker(settings: Settings) -> NoReturn:
     """Run until a signal; exits with 0 after SIGTERM or SIGINT, with 1 where the store refuses or something breaks.
 
     Raises:
         SettingsError: something that a worker needs is missing or unusable.
     """
+    _claim(settings.anabranch_web_port)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     anabranch = Anabranch(settings)

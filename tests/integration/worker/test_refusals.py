@@ -1,5 +1,6 @@
 """A worker that must not or cannot start says why in one line, and ends."""
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -36,6 +37,16 @@ async def test_settings(
     assert len(worker.log.splitlines()) == 1, worker.log
     assert named in worker.log
     assert "hunter2" not in worker.log
+
+
+async def test_a_port_that_is_taken(start_worker: Callable[..., Worker]) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        worker = start_worker(NOWHERE, ANABRANCH_WEB_PORT=str(other.getsockname()[1]))
+        assert await worker.ended(seconds=20) not in (0, None)
+    assert len(worker.log.splitlines()) == 1, worker.log
+    assert "ANABRANCH_WEB_PORT" in worker.log
 
 
 async def test_a_role_that_row_level_security_does_not_hold(
