@@ -18,7 +18,7 @@ demo: $(VENV)/.demo ## Run the main job on an embedded broker and database, with
 test: $(VENV)/.test ## Run every test
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound (five minutes)
+evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound
 	@$(BIN)/python -m tests.evaluate
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
