@@ -1,0 +1,206 @@
+"""Records of the largest size, and topics that are too small: what only a broker that looks at sizes can show."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import MessageSizeTooLargeError
+from apache_kafka import ApacheKafka
+from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from harness import Channel, Outbox, Worker, as_json, query, read_result
+
+from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
+from tests.conftest import Database
+
+_ROOT = Path(__file__).resolve().parents[3]
+_MIB = 1024 * 1024
+# A batch with one record in it: its own header, and the record's lengths and timestamps.
+_MOST_OVERHEAD = 100
+DAY_MS = 24 * 60 * 60 * 1000
+VECTOR = unit_vectors(1, 3)[0]
+
+
+async def test_the_largest_event_that_comes_in_fits_the_dead_letter_topic(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    await start_worker(database.worker).until_ready()
+    headers = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    largest = 4 * _MIB - _MOST_OVERHEAD - sum(len(name) + len(value) for name, value in headers)
+    with pytest.raises(MessageSizeTooLargeError):
+        await channel.send(b"\xff" * (4 * _MIB), headers=headers)
+    # Nothing that compresses, one that can be read up to its last byte, and one with most of it in the key.
+    noise = random.Random(7).randbytes(largest)
+    event = as_json(query(VECTOR, k="x"))
+    sent = {}
+    for key, value in (
+        (None, noise),
+        (None, event + b" " * (largest - len(event))),
+        (noise[: largest // 2], noise[: largest // 2 - 20]),
+    ):
+        sent[await channel.send(value, key, headers)] = key, value
+    await outbox.until(dead_letters=len(sent), seconds=30)
+
+    for record in outbox.dead_letters:
+        told = dict(record.headers)
+        origin = int(told["__connect.errors.partition"]), int(told["__connect.errors.offset"])
+        assert (record.key, record.value) == sent.pop(origin)
+        assert list(record.headers[:1]) == headers
+    assert sent == {}
+    assert outbox.results == []
+    figures(f"{largest:,} bytes of {4 * _MIB:,}")
+
+
+async def test_a_result_that_the_output_topic_does_not_take_is_dead_lettered(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """Those before it, behind it and in the same batch are answered."""
+    most = 16 * 1024
+    await set_most_bytes(channel, channel.output, most)
+    rng = random.Random(5)
+    document = Document(random_uuid(rng), frozenset({"public"}))
+    big, small = unit_vectors(2, 9)
+    texts = {"big": (rng.randbytes(most // 2).hex(), big), "small": ("small", small)}
+    await load(
+        database.writer,
+        Corpus.of(
+            [document],
+            [
+                Chunk(random_uuid(rng), document.id, text, vector, token_count=1)
+                for text, vector in texts.values()
+            ],
+        ),
+    )
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    values, answered = [], set()
+    for number in range(200):
+        is_big = number % 10 == 5
+        event = query(big if is_big else small, profile="docs", k=1)
+        values.append((as_json(event), b"big" if is_big else b"small"))
+        if not is_big:
+            answered.add(event["event_id"])
+    await channel.send_all(values)
+    await outbox.until(results=180, dead_letters=20, seconds=30)
+
+    assert {str(read_result(record.value)["event_id"]) for record in outbox.results} == answered
+    assert sorted(record.value or b"" for record in outbox.dead_letters) == sorted(
+        value for value, key in values if key == b"big"
+    )
+    assert {dict(record.headers)["anabranch.error.code"] for record in outbox.dead_letters} == {
+        b"result_too_large"
+    }
+    assert {dict(record.headers)["__connect.errors.stage"] for record in outbox.dead_letters} == {b"publish"}
+    samples = await worker.scrape()
+    assert samples.nonzero("anabranch_dead_letters_total") == {("result_too_large",): 20}
+    figures("20 results too large among 180 that are not")
+
+
+def anabranch(*arguments: str, channel: Channel, dsn: str = "") -> subprocess.CompletedProcess[str]:
+    """The command, as an operator runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "streams", *arguments],
+        cwd=_ROOT,
+        env={
+            "PATH": os.environ.get("PATH", ""),
+            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
+            "DATABASE_CONNECTION_STRING": dsn,
+            "ANABRANCH_INPUT_TOPIC": channel.input,
+            "ANABRANCH_OUTPUT_TOPIC": channel.output,
+            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_topics_are_created_once_and_found_too_small(kafka: ApacheKafka, channel: Channel) -> None:
+    other = replace(channel, name=f"{channel.name}-by-hand")
+    options = ("topics", "--partitions", "5", "--max-event-bytes", "2000000")
+
+    missing = anabranch(*options, "--check", channel=other)
+    assert missing.returncode == 1
+    assert missing.stdout.count("is missing") == 3
+    first = anabranch(*options, channel=other)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.count("created, 5 partitions") == 3
+    dead_letters_take = 2_000_000 + DEAD_LETTER_MARGIN_BYTES
+    wanted = {
+        other.input: {"max.message.bytes": "2000000", "retention.ms": str(7 * DAY_MS)},
+        other.output: {"max.message.bytes": "2000000", "retention.ms": str(7 * DAY_MS)},
+        other.dead_letters: {"max.message.bytes": str(dead_letters_take), "retention.ms": str(28 * DAY_MS)},
+    }
+    for topic, config in wanted.items():
+        assert config.items() <= (await config_of(kafka, topic)).items()
+
+    again = anabranch(*options, channel=other)
+    assert again.returncode == 0
+    assert again.stdout.count("is there, 5 partitions") == 3
+    larger = anabranch("topics", "--max-event-bytes", "3000000", channel=other)
+    assert larger.returncode == 1
+    assert larger.stdout.count("too small: max.message.bytes=2000000") == 2
+    assert f"--entity-name {other.input} --add-config max.message.bytes=3000000" in larger.stdout
+    assert (await config_of(kafka, other.input))["max.message.bytes"] == "2000000"  # never changed
+
+
+async def test_check_compares_the_dead_letter_topic_with_the_input_topic(
+    database: Database, channel: Channel
+) -> None:
+    def findings() -> tuple[int, list[dict[str, Any]]]:
+        done = anabranch("check", "--json", channel=channel, dsn=database.worker)
+        assert done.stdout, done.stderr
+        found = json.loads(done.stdout)
+        return done.returncode, [finding for finding in found if finding["check"] == "topic"]
+
+    code, found = findings()
+    assert code == 0
+    assert [finding["level"] for finding in found] == ["ok"] * 3
+
+    room = 4 * _MIB + DEAD_LETTER_MARGIN_BYTES
+    await set_most_bytes(channel, channel.dead_letters, room - 1)
+    code, found = findings()
+    assert code == 1
+    [fault] = [finding for finding in found if finding["level"] == "unready"]
+    assert fault["detail"].startswith(f"{channel.dead_letters} takes {room - 1} bytes")
+    assert str(room) in fault["remedy"]
+
+
+async def set_most_bytes(channel: Channel, topic: str, most: int) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=channel.bootstrap_servers)
+    await client.start()
+    try:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(most)})
+        [response] = await client.alter_configs([resource])
+        assert [error for error, *_ in response.resources] == [0]
+    finally:
+        await client.close()
+
+
+async def config_of(kafka: ApacheKafka, topic: str) -> dict[str, str]:
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await client.start()
+    try:
+        [response] = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        [(error, _, _, _, entries)] = response.resources
+        assert error == 0
+        return {entry[0]: entry[1] for entry in entries}
+    finally:
+        await client.close()
