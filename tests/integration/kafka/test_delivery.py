@@ -1,4 +1,4 @@
-"""What is proved on the embedded broker, proved on Apache Kafka: results, dead letters, members that come and go.
+"""What is proved on the embedded broker, proved on Apache Kafka: results and dead letters.
 
 The tests are those next door; ``broker`` is another one here.
 """
@@ -9,4 +9,3 @@ from tests.integration.worker.test_end_to_end import (
     test_every_field_of_an_event_is_carried,
     test_results_equal_exact_search,
 )
-from tests.integration.worker.test_loss import test_members_that_come_and_go_lose_nothing
