@@ -35,15 +35,15 @@ COMMIT
 -- name: scope
 -- $2 session · $3 topic (the local arm)
 -- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic. No index serves the policies
--- (the schema says why), so their condition is said again here where no session narrows the scope: of the documents
--- where they are filtered, which are fewer, else of the chunks.
+-- (the schema says why), so their condition is said again here where neither a session nor a section narrows the scope:
+-- of the documents where they are filtered, which are fewer, else of the chunks.
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
-  AND ($2::uuid IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
+  AND ($2::uuid IS NOT NULL OR $4::text IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
        OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
   AND ($2::uuid IS NOT NULL OR $5::text IS NULL AND $6::text IS NULL
        OR d.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
