@@ -23,6 +23,7 @@ Headers = Sequence[tuple[str, bytes]]
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 # The broker decides what is too large; this only has to be above anything that a topic may take.
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
+_MAX_BATCH_BYTES = 16 * 1024
 # A few milliseconds batch well; they are paid by every event.
 _LINGER_MS = 2
 _REQUEST_TIMEOUT_MS = 15_000
@@ -92,6 +93,8 @@ class Publisher(Service):
             # id is the event's), and a sequence that is broken for good would need the process to be restarted.
             acks="all",
             linger_ms=_LINGER_MS,
+            # A topic bounds batches, not records: below this bound, records that fit alone would be refused together.
+            max_batch_size=_MAX_BATCH_BYTES,
             max_request_size=_MAX_REQUEST_BYTES,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
             client_id="anabranch",
