@@ -53,14 +53,6 @@ class Ledger(Generic[T]):
         if not lane:
             self._lanes.pop(entry.lane, None)
 
-    def abandon(self, keep: Hashable | None = None) -> list[T]:
-        """Drop every lane but one group's: those partitions are somebody else's now.
-
-        Args:
-            keep: lanes are tuples that end in a generation; lanes of this generation stay.
-
-        Returns:
-            What was dropped, unacknowledged.
-        """
-        stale = [lane for lane in self._lanes if not (isinstance(lane, tuple) and lane[-1] == keep)]
-        return [entry.item for lane in stale for entry in self._lanes.pop(lane)]
+    def abandon(self) -> None:
+        """Drop every lane: those partitions are somebody else's now, or will be read again."""
+        self._lanes.clear()
