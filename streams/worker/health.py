@@ -96,6 +96,14 @@ class StoreHealth:
         if self.state is StoreState.MISCONFIGURED:
             self._become(StoreState.UP, "a search succeeded")
 
+    async def answers(self) -> bool:
+        """Ask for a sign of life now; an event that timed out may have met a store that is frozen or locked."""
+        try:
+            await self._probe()
+        except TransientError:
+            return False
+        return True
+
     async def watch(self) -> None:
         """Probe for ever.
 

@@ -145,7 +145,7 @@ class Processor:
             await self._put_aside(record, record.value, error)
 
     async def _answer_eventually(self, record: InputRecord, value: bytes) -> None:
-        misfortunes = _Misfortunes(self._outage)
+        misfortunes = _Misfortunes(self._outage, began=time.monotonic())
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_worth_another_attempt),
             # Between base and twice as much at first, between base and max in the end: jitter all the way.
@@ -162,7 +162,6 @@ class Processor:
             TerminalError: the event cannot succeed, or has failed often enough.
             Exception: anything else is worth another attempt.
         """
-        began = time.monotonic()
         try:
             await self._answer(record, value)
         except TerminalError:
@@ -170,7 +169,7 @@ class Processor:
         except TransientError as fault:
             self._metrics.retries.labels(fault.code).inc()
             self._health.report(fault)
-            misfortunes.count(fault, began=began, last_success=self._last_success)
+            misfortunes.count(fault, others_succeed=await self._others_succeed(fault, misfortunes.began))
             raise
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
@@ -180,6 +179,16 @@ class Processor:
             )
             misfortunes.count_defect(defect)
             raise
+
+    async def _others_succeed(self, fault: TransientError, began: float) -> bool:
+        """Whether a timeout is this event's own.
+
+        Another event's success during the very attempt cannot be asked for: while this one is not acknowledged, it may
+        hold all others back. A success from before the store froze proves nothing, hence the sign of life.
+        """
+        return (
+            isinstance(fault, SearchTimeout) and self._last_success > began and await self._health.answers()
+        )
 
     async def _answer(self, record: InputRecord, value: bytes) -> None:
         metrics = self._metrics
@@ -265,28 +274,27 @@ class Processor:
 class _Misfortunes:
     """What has befallen one event, and when it has been enough."""
 
-    def __init__(self, outage: OutagePolicy) -> None:
+    def __init__(self, outage: OutagePolicy, *, began: float) -> None:
+        self.began = began
         self._outage = outage
         self._outages = 0
         self._timeouts = 0
         self._defects = 0
 
-    def count(self, fault: TransientError, *, began: float, last_success: float) -> None:
+    def count(self, fault: TransientError, *, others_succeed: bool) -> None:
         """Count a transient fault.
 
         Args:
             fault: what the attempt met.
-            began: when the attempt began, monotonic seconds.
-            last_success: when any event's search last succeeded, monotonic seconds.
+            others_succeed: the store answers, and has answered another event since this one was first attempted.
 
         Raises:
             GaveUp: it has been enough.
         """
         if isinstance(fault, StoreMisconfigured):
             return  # no event's fault: never a dead letter
-        if isinstance(fault, SearchTimeout) and last_success > began:
-            # Others succeeded during this very attempt, so it is this event, and it must not block its partition for
-            # ever. A success from before says nothing: the store may have frozen since.
+        if isinstance(fault, SearchTimeout) and others_succeed:
+            # So it is this event, and it must not block its partition for ever.
             self._timeouts += 1
             if self._timeouts >= _MOST_TIMEOUTS:
                 raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
