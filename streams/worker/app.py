@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 _DRAIN_SHARE_OF_REBALANCE = 0.6
 _COMMIT_INTERVAL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 2.0
-_CLOSE_TIMEOUT_SECONDS = 3.0
+# By then only a probe can still be under way, perhaps behind a lock.
+_CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 class _Input:
