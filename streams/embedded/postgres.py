@@ -345,7 +345,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + self._start_timeout_seconds
         while process.poll() is None and time.monotonic() < deadline:
             lines = status.read_text().splitlines() if status.exists() else []
-            if len(lines) > 7 and lines[0] == str(process.pid) and lines[7].strip() == "ready":  # noqa: PLR2004
+            if len(lines) > 7 and lines[0] == str(process.pid) and lines[7].strip() == "ready":  # noqa: PLR2004  # the eighth line is the state
                 return True
             time.sleep(0.02)
         return False

@@ -242,7 +242,7 @@ def _histogram(
     for line, (label, value) in enumerate(marks):
         y = _TOP - 6 + _LINE * line
         # Near the right edge the label goes to the left of its line.
-        right = (value - first * step) / width < 0.8  # noqa: PLR2004
+        right = (value - first * step) / width < 0.8  # noqa: PLR2004  # beyond, the label would leave the plot
         plot.add(
             f'<line class="mark" x1="{plot.x(value):.1f}" x2="{plot.x(value):.1f}" y1="{y - 10}" y2="{plot.y(0):.1f}"/>'
             f'<text class="mark-text" x="{plot.x(value) + (5 if right else -5):.1f}" y="{y}" '
