@@ -1,13 +1,18 @@
--- What is derived from document_grants, so that a search tests one number a row instead of looking up grants.
+-- What is derived from the tables of the truth, so that a search under row-level security can be quick: from
+-- document_grants, so that it tests one number a row instead of looking up grants; from arrays and JSON, so that it
+-- has something an index can serve.
 --
 -- Each distinct set of readers is kept once (`access_sets`); a document and its chunks carry the number of their set.
 -- Nobody but these triggers writes it: a value that is written by hand is replaced by the true one.
 --
--- What makes it right under concurrency, in READ COMMITTED (stricter levels fail instead of going wrong):
+-- A chunk's topics, and its metadata with its document's, are kept once more in tables of their own.
+--
+-- What makes it right under concurrency, in READ COMMITTED (a stricter level's snapshot does not hold the chunks that
+-- were added since; what would miss them is refused):
 -- * whoever changes a document's grants locks its row (FOR NO KEY UPDATE) before reading them, so of two such
 --   transactions the later one reads what the earlier one wrote;
--- * whoever adds a chunk locks its document's row FOR SHARE before copying the set, so no chunk can take over a set
---   that is just being changed: it waits, or the change waits and then finds the chunk;
+-- * whoever adds a chunk, moves it or changes its metadata locks its document's row FOR SHARE before copying anything,
+--   so no chunk can take over what is just being changed: it waits, or the change waits and then finds the chunk;
 -- * sets are looked up and thrown away with SKIP LOCKED, so no transaction ever waits for another one's set. The
 --   price is that a set may be there twice, which does no harm.
 --
@@ -37,11 +42,22 @@ CREATE TABLE IF NOT EXISTS public.chunk_topics (
   PRIMARY KEY (topic_id, chunk_id)
 );
 
+-- What filters on metadata look chunks up by: one row for each key and value of a chunk, its document's metadata
+-- overlaid by its own, under a hash of both (anabranch_metadata_entry). A search looks at the metadata itself again, so
+-- that two values of one hash are no matter. Here too a GIN index goes unused: jsonb's `@>` is not leakproof either.
+CREATE TABLE IF NOT EXISTS public.chunk_metadata (
+  entry bigint NOT NULL,
+  chunk_id uuid NOT NULL,
+  access_set_id bigint,
+  PRIMARY KEY (entry, chunk_id)
+);
+
 -- What a set is looked up and thrown away by; the triggers below need them as soon as there are rows.
 CREATE INDEX IF NOT EXISTS access_sets_digest ON public.access_sets USING btree (digest);
 CREATE INDEX IF NOT EXISTS documents_access_set_id ON public.documents USING btree (access_set_id);
 CREATE INDEX IF NOT EXISTS document_chunks_document_id ON public.document_chunks USING btree (document_id);
 CREATE INDEX IF NOT EXISTS chunk_topics_chunk_id ON public.chunk_topics USING btree (chunk_id);
+CREATE INDEX IF NOT EXISTS chunk_metadata_chunk_id ON public.chunk_metadata USING btree (chunk_id);
 
 -- The number of the set of readers that a document's grants amount to; null where there are none.
 CREATE OR REPLACE FUNCTION public.anabranch_access_set(document uuid) RETURNS bigint
@@ -131,6 +147,45 @@ BEGIN
 END
 $$;
 
+-- One key and its value as results carry it: strings as they are, anything else as JSON.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF bigint
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT DISTINCT hashtextextended(m.key, hashtextextended(
+    CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}' ELSE m.value::text END, 0))
+  FROM jsonb_each(CASE WHEN jsonb_typeof(document) = 'object' THEN document ELSE '{}' END
+               || CASE WHEN jsonb_typeof(chunk) = 'object' THEN chunk ELSE '{}' END) m
+$$;
+
+-- Derives chunk_metadata anew for some chunks.
+CREATE OR REPLACE FUNCTION public.anabranch_derive_metadata(chunks uuid[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  DELETE FROM public.chunk_metadata m WHERE m.chunk_id = ANY (chunks);
+  INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id)
+  SELECT e.entry, c.id, c.access_set_id
+  FROM public.document_chunks c
+  LEFT JOIN public.documents d ON d.id = c.document_id
+  CROSS JOIN LATERAL public.anabranch_metadata_entries(d.metadata, c.metadata) AS e (entry)
+  WHERE c.id = ANY (chunks);
+END
+$$;
+
+-- Refuses what a stricter isolation level's snapshot would make wrong.
+CREATE OR REPLACE FUNCTION public.anabranch_need_read_committed() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    RAISE EXCEPTION 'a document''s grants and metadata can be changed in READ COMMITTED only'
+      USING ERRCODE = 'feature_not_supported',
+            DETAIL = 'This transaction''s snapshot may lack chunks that were added since, and they would not follow.',
+            HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+  END IF;
+END
+$$;
+
 -- A document's access set changed, or the document came or went: its chunks follow.
 CREATE OR REPLACE FUNCTION public.anabranch_document_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -140,6 +195,9 @@ BEGIN
     UPDATE public.document_chunks c SET access_set_id = NULL WHERE c.access_set_id IS NOT NULL;
     PERFORM public.anabranch_discard_access_set(s.id) FROM public.access_sets s;
     RETURN NULL;
+  END IF;
+  IF TG_OP = 'UPDATE' THEN
+    PERFORM public.anabranch_need_read_committed();
   END IF;
   IF TG_OP <> 'INSERT' AND (TG_OP = 'DELETE' OR NEW.id <> OLD.id) THEN
     UPDATE public.document_chunks c SET access_set_id = NULL
@@ -156,11 +214,42 @@ BEGIN
 END
 $$;
 
--- A chunk is written or moved: it takes over its document's access set, whatever it was given.
+-- A document's metadata changed, or it came or went with some: what is derived of its chunks' follows.
+CREATE OR REPLACE FUNCTION public.anabranch_document_described() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  touched uuid[];
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    SELECT array_agg(c.id) INTO touched FROM public.document_chunks c;
+  ELSE
+    IF TG_OP = 'UPDATE' THEN
+      PERFORM public.anabranch_need_read_committed();
+    END IF;
+    -- Locked against being deleted meanwhile: entries of a chunk that is gone would stay.
+    SELECT array_agg(c.id) INTO touched
+    FROM (SELECT its.id FROM public.document_chunks its
+          WHERE its.document_id = OLD.id OR its.document_id = NEW.id
+          ORDER BY its.id
+          FOR KEY SHARE) c;
+  END IF;
+  IF touched IS NOT NULL THEN
+    PERFORM public.anabranch_derive_metadata(touched);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A chunk is written, moved or described: it takes over its document's access set, whatever it was given.
 CREATE OR REPLACE FUNCTION public.anabranch_chunk_written() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+  IF TG_OP = 'UPDATE' AND OLD.document_id IS DISTINCT FROM NEW.document_id THEN
+    -- The document that it leaves, too: a change of that one's metadata would still find the chunk there.
+    PERFORM FROM public.documents d WHERE d.id IN (OLD.document_id, NEW.document_id) ORDER BY d.id FOR SHARE;
+  END IF;
   -- The lock is what keeps a revocation that is under way from being missed.
   SELECT d.access_set_id INTO NEW.access_set_id
   FROM public.documents d
@@ -187,6 +276,31 @@ BEGIN
     SELECT DISTINCT r.topic_id, NEW.id, NEW.session_id, NEW.access_set_id
     FROM unnest(NEW.related_topic_ids) AS r (topic_id)
     WHERE r.topic_id IS NOT NULL;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A chunk's metadata changed, or what it is read with, or the chunk came or went: chunk_metadata follows.
+CREATE OR REPLACE FUNCTION public.anabranch_chunk_described() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    TRUNCATE public.chunk_metadata;
+  ELSIF TG_OP = 'UPDATE' AND NEW.id = OLD.id AND NEW.document_id IS NOT DISTINCT FROM OLD.document_id
+        AND NEW.metadata IS NOT DISTINCT FROM OLD.metadata THEN
+    UPDATE public.chunk_metadata m SET access_set_id = NEW.access_set_id WHERE m.chunk_id = NEW.id;
+  ELSE
+    IF TG_OP <> 'INSERT' THEN
+      DELETE FROM public.chunk_metadata m WHERE m.chunk_id = OLD.id;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+      INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id)
+      SELECT e.entry, NEW.id, NEW.access_set_id
+      FROM public.anabranch_metadata_entries(
+        (SELECT d.metadata FROM public.documents d WHERE d.id = NEW.document_id), NEW.metadata) AS e (entry);
+    END IF;
   END IF;
   RETURN NULL;
 END
@@ -221,10 +335,23 @@ CREATE OR REPLACE TRIGGER anabranch_document_deleted AFTER DELETE ON public.docu
 CREATE OR REPLACE TRIGGER anabranch_document_truncated AFTER TRUNCATE ON public.documents
   FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_document_changed();
 
+CREATE OR REPLACE TRIGGER anabranch_document_described_inserted AFTER INSERT ON public.documents
+  FOR EACH ROW WHEN (new.metadata <> '{}'::jsonb)
+  EXECUTE FUNCTION public.anabranch_document_described();
+CREATE OR REPLACE TRIGGER anabranch_document_described_updated AFTER UPDATE ON public.documents
+  FOR EACH ROW WHEN (new.id <> old.id OR new.metadata IS DISTINCT FROM old.metadata)
+  EXECUTE FUNCTION public.anabranch_document_described();
+CREATE OR REPLACE TRIGGER anabranch_document_described_deleted AFTER DELETE ON public.documents
+  FOR EACH ROW WHEN (old.metadata <> '{}'::jsonb)
+  EXECUTE FUNCTION public.anabranch_document_described();
+CREATE OR REPLACE TRIGGER anabranch_document_described_truncated AFTER TRUNCATE ON public.documents
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_document_described();
+
 CREATE OR REPLACE TRIGGER anabranch_chunk_inserting BEFORE INSERT ON public.document_chunks
   FOR EACH ROW EXECUTE FUNCTION public.anabranch_chunk_written();
 CREATE OR REPLACE TRIGGER anabranch_chunk_updating BEFORE UPDATE ON public.document_chunks
   FOR EACH ROW WHEN (new.document_id IS DISTINCT FROM old.document_id
+    OR new.metadata IS DISTINCT FROM old.metadata
     OR new.access_set_id IS DISTINCT FROM old.access_set_id)
   EXECUTE FUNCTION public.anabranch_chunk_written();
 CREATE OR REPLACE TRIGGER anabranch_chunk_inserted AFTER INSERT ON public.document_chunks
@@ -241,6 +368,19 @@ CREATE OR REPLACE TRIGGER anabranch_chunk_deleted AFTER DELETE ON public.documen
   EXECUTE FUNCTION public.anabranch_chunk_changed();
 CREATE OR REPLACE TRIGGER anabranch_chunk_truncated AFTER TRUNCATE ON public.document_chunks
   FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_chunk_changed();
+
+CREATE OR REPLACE TRIGGER anabranch_chunk_described_inserted AFTER INSERT ON public.document_chunks
+  FOR EACH ROW EXECUTE FUNCTION public.anabranch_chunk_described();
+CREATE OR REPLACE TRIGGER anabranch_chunk_described_updated AFTER UPDATE ON public.document_chunks
+  FOR EACH ROW WHEN (new.id <> old.id
+    OR new.document_id IS DISTINCT FROM old.document_id
+    OR new.metadata IS DISTINCT FROM old.metadata
+    OR new.access_set_id IS DISTINCT FROM old.access_set_id)
+  EXECUTE FUNCTION public.anabranch_chunk_described();
+CREATE OR REPLACE TRIGGER anabranch_chunk_described_deleted AFTER DELETE ON public.document_chunks
+  FOR EACH ROW EXECUTE FUNCTION public.anabranch_chunk_described();
+CREATE OR REPLACE TRIGGER anabranch_chunk_described_truncated AFTER TRUNCATE ON public.document_chunks
+  FOR EACH STATEMENT EXECUTE FUNCTION public.anabranch_chunk_described();
 
 -- What is wrong with the derived data, by the plain rule; empty as long as every write went through the triggers.
 CREATE OR REPLACE FUNCTION public.anabranch_wrong_documents() RETURNS TABLE (id uuid)
@@ -282,10 +422,25 @@ AS $$
      OR t.access_set_id IS DISTINCT FROM truth.access_set_id
 $$;
 
+CREATE OR REPLACE FUNCTION public.anabranch_wrong_metadata() RETURNS TABLE (chunk_id uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT coalesce(m.chunk_id, truth.chunk_id)
+  FROM public.chunk_metadata m
+  FULL JOIN (
+    SELECT e.entry, c.id AS chunk_id, c.access_set_id
+    FROM public.document_chunks c
+    LEFT JOIN public.documents d ON d.id = c.document_id
+    CROSS JOIN LATERAL public.anabranch_metadata_entries(d.metadata, c.metadata) AS e (entry)
+  ) truth ON truth.entry = m.entry AND truth.chunk_id = m.chunk_id
+  WHERE m.chunk_id IS NULL OR truth.chunk_id IS NULL
+     OR m.access_set_id IS DISTINCT FROM truth.access_set_id
+$$;
+
 -- Derives everything anew where it is wrong, and says how many rows were: for rows that were there before the
 -- triggers, and for writes that went past them (a restore with triggers disabled, logical replication).
 CREATE OR REPLACE FUNCTION public.anabranch_repair(
-  OUT documents bigint, OUT chunks bigint, OUT topics bigint, OUT sets bigint) RETURNS record
+  OUT documents bigint, OUT chunks bigint, OUT topics bigint, OUT metadata bigint, OUT sets bigint) RETURNS record
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -295,11 +450,13 @@ BEGIN
   documents := 0;
   chunks := 0;
   topics := 0;
+  metadata := 0;
   sets := 0;
   -- First without a lock: most of the time there is nothing to do.
   IF NOT EXISTS (SELECT FROM public.anabranch_wrong_documents())
      AND NOT EXISTS (SELECT FROM public.anabranch_wrong_chunks())
      AND NOT EXISTS (SELECT FROM public.anabranch_wrong_topics())
+     AND NOT EXISTS (SELECT FROM public.anabranch_wrong_metadata())
      AND NOT EXISTS (SELECT FROM public.access_sets s
                      WHERE NOT EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = s.id)) THEN
     RETURN;
@@ -320,6 +477,9 @@ BEGIN
   FROM public.document_chunks c, unnest(c.related_topic_ids) AS r (topic_id)
   WHERE c.id = ANY (wrong) AND r.topic_id IS NOT NULL;
   topics := coalesce(cardinality(wrong), 0);
+  SELECT array_agg(DISTINCT w.chunk_id) INTO wrong FROM public.anabranch_wrong_metadata() w;
+  PERFORM public.anabranch_derive_metadata(wrong);
+  metadata := coalesce(cardinality(wrong), 0);
   SELECT count(*) INTO sets FROM public.access_sets;
   PERFORM public.anabranch_discard_access_set(s.id) FROM public.access_sets s;
   SELECT count(*) INTO removed FROM public.access_sets;
@@ -332,6 +492,9 @@ REVOKE ALL ON FUNCTION
   public.anabranch_access_set(uuid), public.anabranch_discard_access_set(bigint),
   public.anabranch_grants_changed(), public.anabranch_document_written(), public.anabranch_document_changed(),
   public.anabranch_chunk_written(), public.anabranch_chunk_changed(),
+  public.anabranch_metadata_entries(jsonb, jsonb), public.anabranch_derive_metadata(uuid[]),
+  public.anabranch_need_read_committed(),
+  public.anabranch_document_described(), public.anabranch_chunk_described(),
   public.anabranch_wrong_documents(), public.anabranch_wrong_chunks(), public.anabranch_wrong_topics(),
-  public.anabranch_repair()
+  public.anabranch_wrong_metadata(), public.anabranch_repair()
   FROM PUBLIC;

@@ -15,6 +15,8 @@ ALTER TABLE public.document_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.document_grants FORCE ROW LEVEL SECURITY;
 ALTER TABLE public.chunk_topics ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.chunk_topics FORCE ROW LEVEL SECURITY;
+ALTER TABLE public.chunk_metadata ENABLE ROW LEVEL SECURITY;
+ALTER TABLE public.chunk_metadata FORCE ROW LEVEL SECURITY;
 
 -- The one place where the asker is looked at. No column of the row occurs in the inner query, so it is run once a
 -- statement (an InitPlan). HAVING: without a string there is no array, and `&& NULL` lets nothing through.
@@ -37,6 +39,9 @@ CREATE POLICY anabranch_reader_document_chunks ON public.document_chunks FOR SEL
 CREATE POLICY anabranch_reader_chunk_topics ON public.chunk_topics FOR SELECT TO anabranch_reader
   USING ((access_set_id IN ( SELECT access_sets.id
    FROM access_sets)));
+CREATE POLICY anabranch_reader_chunk_metadata ON public.chunk_metadata FOR SELECT TO anabranch_reader
+  USING ((access_set_id IN ( SELECT access_sets.id
+   FROM access_sets)));
 
 -- Ingestion: all of the truth, none of what is derived from it but to look at.
 CREATE POLICY anabranch_writer_documents ON public.documents FOR ALL TO anabranch_writer
@@ -48,6 +53,8 @@ CREATE POLICY anabranch_writer_document_grants ON public.document_grants FOR ALL
 CREATE POLICY anabranch_writer_access_sets ON public.access_sets FOR SELECT TO anabranch_writer
   USING (true);
 CREATE POLICY anabranch_writer_chunk_topics ON public.chunk_topics FOR SELECT TO anabranch_writer
+  USING (true);
+CREATE POLICY anabranch_writer_chunk_metadata ON public.chunk_metadata FOR SELECT TO anabranch_writer
   USING (true);
 
 -- The owner: the triggers run as it. Without these policies they would find no row, and revoke nothing.
@@ -61,6 +68,8 @@ CREATE POLICY anabranch_owner_access_sets ON public.access_sets FOR ALL TO CURRE
   USING (true) WITH CHECK (true);
 CREATE POLICY anabranch_owner_chunk_topics ON public.chunk_topics FOR ALL TO CURRENT_USER
   USING (true) WITH CHECK (true);
+CREATE POLICY anabranch_owner_chunk_metadata ON public.chunk_metadata FOR ALL TO CURRENT_USER
+  USING (true) WITH CHECK (true);
 
 GRANT USAGE ON SCHEMA public TO anabranch_reader, anabranch_writer;
 
@@ -71,11 +80,12 @@ GRANT SELECT (id, document_id, session_id, parent_chunk_id, related_topic_ids, c
               token_count, page, section, coordinates, metadata, embedding, access_set_id)
   ON public.document_chunks TO anabranch_reader;
 GRANT SELECT (topic_id, chunk_id, session_id, access_set_id) ON public.chunk_topics TO anabranch_reader;
+GRANT SELECT (entry, chunk_id, access_set_id) ON public.chunk_metadata TO anabranch_reader;
 GRANT SELECT (id) ON public.access_sets TO anabranch_reader;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.documents, public.document_chunks, public.document_grants
   TO anabranch_writer;
-GRANT SELECT ON public.access_sets, public.chunk_topics TO anabranch_writer;
+GRANT SELECT ON public.access_sets, public.chunk_topics, public.chunk_metadata TO anabranch_writer;
 
 -- Rows that were there before the triggers, or were written past them.
-SELECT documents, chunks, topics, sets FROM public.anabranch_repair();
+SELECT documents, chunks, topics, metadata, sets FROM public.anabranch_repair();

@@ -11,7 +11,7 @@ CREATE INDEX IF NOT EXISTS document_chunks_session_id ON public.document_chunks 
 CREATE INDEX IF NOT EXISTS document_chunks_access_set_id ON public.document_chunks USING btree (access_set_id);
 CREATE INDEX IF NOT EXISTS documents_session_id ON public.documents USING btree (session_id);
 
--- The local arm: chunk_topics is read by its primary key (topic, chunk).
+-- The local arm and filters on metadata: chunk_topics and chunk_metadata are read by their primary keys.
 
 -- What events filter by.
 CREATE INDEX IF NOT EXISTS document_chunks_section ON public.document_chunks USING btree (section);
@@ -28,4 +28,4 @@ CREATE INDEX IF NOT EXISTS document_chunks_related_topic_ids ON public.document_
 CREATE INDEX IF NOT EXISTS document_chunks_metadata ON public.document_chunks USING gin (metadata);
 CREATE INDEX IF NOT EXISTS documents_metadata ON public.documents USING gin (metadata);
 
-ANALYZE public.documents, public.document_chunks, public.document_grants, public.access_sets, public.chunk_topics;
+ANALYZE public.documents, public.document_chunks, public.document_grants, public.access_sets, public.chunk_topics, public.chunk_metadata;

@@ -186,7 +186,9 @@ async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
                     for c in corpus.chunks
                 ],
             )  # fmt: skip
-        await connection.execute("ANALYZE documents, document_chunks, access_sets, chunk_topics")
+        await connection.execute(
+            "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
+        )
     finally:
         await connection.close()
 

@@ -17,7 +17,14 @@ from streams import resources
 __all__ = ["COLUMN_TYPES", "TABLES", "MigrationError", "check_setting_name", "migrate", "statements"]
 
 #: The tables of the truth, and those derived from it.
-TABLES: Final = ("documents", "document_chunks", "document_grants", "access_sets", "chunk_topics")
+TABLES: Final = (
+    "documents",
+    "document_chunks",
+    "document_grants",
+    "access_sets",
+    "chunk_topics",
+    "chunk_metadata",
+)
 
 #: What the triggers and searches take for granted about tables that were there before.
 COLUMN_TYPES: Final = {
@@ -36,6 +43,7 @@ COLUMN_TYPES: Final = {
     "document_grants": {"document_id": "uuid", "principal": "text"},
     "access_sets": {"id": "bigint", "principals": "text[]", "digest": "bytea"},
     "chunk_topics": {"topic_id": "uuid", "chunk_id": "uuid", "session_id": "uuid", "access_set_id": "bigint"},
+    "chunk_metadata": {"entry": "bigint", "chunk_id": "uuid", "access_set_id": "bigint"},
 }
 
 OLDEST_SERVER: Final = 15

@@ -10,6 +10,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from itertools import chain
 from typing import TypeVar
 from uuid import UUID
 
@@ -36,7 +37,7 @@ _EF_SEARCH, _MOST_EF_SEARCH = 400, 1000
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = ("scope", "candidates", "filters")  # each may hold those after it
+    fragments = ("scope", "candidates", "filters", "described")  # each may hold those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
     return {name: text for name, text in texts.items() if name not in fragments}
@@ -240,10 +241,10 @@ class _translated:  # noqa: N801  # reads as a verb in `with`
             raise fault from error
 
 
-def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | None, str | None]:
+def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | None, list[str] | None]:
     if filters is None:
         return (None, None, None, None)
-    metadata = json.dumps(filters.metadata) if filters.metadata else None
+    metadata = list(chain.from_iterable((filters.metadata or {}).items())) or None
     return (filters.section, filters.document_type, filters.source_url_prefix, metadata)
 
 

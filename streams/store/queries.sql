@@ -22,15 +22,25 @@ SELECT set_config($1, $2, true),
 COMMIT
 
 -- name: filters
--- $4 section · $5 document type · $6 source URL prefix · $7 metadata
+-- $4 section · $5 document type · $6 source URL prefix · $7 metadata, as an array of keys and values in turn
+-- Metadata is compared as results carry it, whatever chunk_metadata says: that holds hashes.
   AND ($4::text IS NULL OR c.section = $4)
   AND ($5::text IS NULL OR d.document_type = $5)
   AND ($6::text IS NULL OR d.source_url ^@ $6)
-  AND ($7::jsonb IS NULL OR NOT EXISTS (
-        SELECT FROM jsonb_each_text($7) f
-        CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> f.key, d.metadata -> f.key)) held (value)
-        WHERE f.value IS DISTINCT FROM
+  AND ($7 IS NULL OR NOT EXISTS (
+        SELECT FROM generate_series(1, cardinality($7), 2) i
+        CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
+        WHERE $7[i + 1] IS DISTINCT FROM
               CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END))
+  AND ($7 IS NULL OR m1.chunk_id IS NOT NULL)
+  AND (cardinality($7) IS NOT DISTINCT FROM 2 OR $7 IS NULL OR m2.chunk_id IS NOT NULL)
+
+-- name: described
+-- The chunks with the first two keys and values of $7, for the planner to begin with the rarer of them.
+LEFT JOIN chunk_metadata m1
+  ON m1.entry = hashtextextended(($7::text[])[1], hashtextextended($7[2], 0)) AND m1.chunk_id = c.id
+LEFT JOIN chunk_metadata m2
+  ON m2.entry = hashtextextended($7[3], hashtextextended($7[4], 0)) AND m2.chunk_id = c.id
 
 -- name: scope
 -- $2 session · $3 topic (the local arm)
@@ -40,11 +50,12 @@ COMMIT
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
+{described}
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
   AND ($2::uuid IS NOT NULL OR $4::text IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
-       OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
+       OR $7 IS NOT NULL OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
   AND ($2::uuid IS NOT NULL OR $5::text IS NULL AND $6::text IS NULL
        OR d.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
 {filters}
@@ -77,6 +88,7 @@ WITH nearest AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
   FROM document_chunks c
   LEFT JOIN documents d ON d.id = c.document_id
+  {described}
   WHERE c.embedding IS NOT NULL
     AND ($2::uuid IS NULL OR c.session_id = $2)
     AND ($3::uuid IS NULL OR $3 = ANY (c.related_topic_ids))
@@ -103,4 +115,4 @@ WHERE c.id = ANY ($1::uuid[])
 
 -- name: probe
 -- A sign of life from the tables that searches read: behind a lock on one of them it does not come. LIMIT 0 reads none.
-SELECT FROM document_chunks, documents, chunk_topics, access_sets LIMIT 0
+SELECT FROM document_chunks, documents, chunk_topics, chunk_metadata, access_sets LIMIT 0

@@ -337,6 +337,7 @@ async def _collect(connection: Connection) -> Statistics:
         "document_grants": grants["total"],
         "access_sets": sets["total"],
         "chunk_topics": topics["total"],
+        "chunk_metadata": await connection.fetchval("SELECT count(*) FROM public.chunk_metadata"),
     }
     return Statistics(
         server=server,

@@ -93,7 +93,7 @@ def combinations_of(
     metadata: Mapping[str, str],
 ) -> Iterator[Asked]:
     """Every scope with every subset of the filters."""
-    values = (section, document_type, prefix, json.dumps(metadata))
+    values = (section, document_type, prefix, list(chain.from_iterable(metadata.items())))
     subsets = list(chain.from_iterable(combinations(_FILTERS, size) for size in range(len(_FILTERS) + 1)))
     for scope, ids in (
         ("everything", (None, None)),
@@ -198,6 +198,8 @@ def _literal(value: Any) -> str:
         return "NULL"
     if isinstance(value, bool | int):
         return str(value).lower()
+    if isinstance(value, list) and isinstance(value[0], str):
+        return f"ARRAY[{', '.join(_literal(text) for text in value)}]"
     if isinstance(value, list):
         return "'[" + ",".join(f"{component:.9g}" for component in value) + "]'"
     return "'" + str(value).replace("'", "''") + "'"

@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 from corpora import Chunk, Corpus, Document
 
-__all__ = ["PROFILES", "ProfileRow", "expected_result", "numpy_distances"]
+__all__ = ["PROFILES", "ProfileRow", "expected_result", "merged_metadata", "numpy_distances"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def expected_result(  # noqa: C901, PLR0915  # one rule after the other, as the 
         described = document.file_description is not None and parent is None
         header = f"[Source: {document.file_description}]" if described else None
         coordinates, bad_coordinates = _coordinates(shown.coordinates)
-        metadata, bad_metadata = _metadata(shown, document)
+        metadata, bad_metadata = merged_metadata(document.metadata, shown.metadata)
         bad_tokens = shown.token_count is not None and shown.token_count < 0
         counted = shown.token_count is not None and not bad_tokens
         tokens = shown.token_count if counted else count_tokens(shown.text_content)
@@ -195,10 +195,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _metadata(chunk: Chunk, document: Document) -> tuple[dict[str, str], bool]:
+def merged_metadata(*layers: Any) -> tuple[dict[str, str], bool]:
+    """A document's metadata overlaid by a chunk's, as results carry it; and whether one of them is malformed."""
     merged: dict[str, str] = {}
     malformed = False
-    for layer in (document.metadata, chunk.metadata):
+    for layer in layers:
         if isinstance(layer, dict):
             merged |= {key: _text(value) for key, value in layer.items()}
         elif layer is not None:
@@ -219,7 +220,7 @@ def _coordinates(value: Any) -> tuple[dict[str, float] | None, bool]:
 
 def _matches(chunk: Chunk, document: Document, filters: Mapping[str, Any]) -> bool:
     section, kind, prefix = (filters.get(name) for name in ("section", "document_type", "source_url_prefix"))
-    merged, _ = _metadata(chunk, document)
+    merged, _ = merged_metadata(document.metadata, chunk.metadata)
     return (
         (section is None or chunk.section == section)
         and (kind is None or document.document_type == kind)

@@ -69,6 +69,7 @@ METADATA: list[Any] = [
     {"year": None, "tags": ["a", 1], "deep": {"a": {"b": None}}},
     {"text": 'quote " and \\ and é', "": "empty key"},
     {"tags": "[]", "draft": "true", "year": "null"},
+    {"year": 2020, "draft": True, "tags": "[]", "text": "long"},
     # malformed
     [],
     ["year", "2020"],
@@ -108,6 +109,9 @@ FILTERS: list[dict[str, Any]] = [
     {"metadata": {"deep": '{"a": {"b": null}}'}},
     {"metadata": {"text": 'quote " and \\ and é', "": "empty key"}},
     {"metadata": {"absent": "x"}},
+    {"metadata": {"year": "2020", "draft": "true", "tags": "[]"}},
+    {"metadata": {"year": "2020", "draft": "true", "tags": "other"}},
+    {"metadata": {"year": "2020", "draft": "true", "tags": "[]", "text": "long"}},
     {"section": "2_", "document_type": "memo", "metadata": {"year": "2020"}},
 ]
 

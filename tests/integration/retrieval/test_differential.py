@@ -499,6 +499,7 @@ READABLE = {
     "documents": "id",
     "document_chunks": "id",
     "chunk_topics": "chunk_id",
+    "chunk_metadata": "chunk_id",
     "access_sets": "id",
 }
 LOOK = f"SELECT current_setting('{SETTING}', true), pg_backend_pid(), " + " + ".join(

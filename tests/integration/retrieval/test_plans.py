@@ -71,7 +71,9 @@ def loaded(postgres: PostgresServer) -> Iterator[Database]:
         await load(database.writer, corpus())
         owner = await asyncpg.connect(database.owner)
         try:
-            await owner.execute("ANALYZE documents, document_chunks, access_sets, chunk_topics")
+            await owner.execute(
+                "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
+            )
         finally:
             await owner.close()
 

@@ -436,5 +436,5 @@ def test_every_statement_is_of_a_known_kind() -> None:
     text = "".join(file.read_text() for file in sorted(SQL.glob("*.sql")))
     found = statements(SETTING)
     assert sum(statement.startswith("CREATE POLICY") for statement in found) == text.count("\nCREATE POLICY")
-    assert sum(statement.startswith("CREATE OR REPLACE TRIGGER") for statement in found) == 16
+    assert sum(statement.startswith("CREATE OR REPLACE TRIGGER") for statement in found) == 24
     assert ":'" not in "".join(found)

@@ -154,7 +154,10 @@ async def test_the_remedies_help(database: Database, damage: str) -> None:
         ("BYPASSRLS", "role suspect has BYPASSRLS"),
         ("CREATEROLE", "role suspect has CREATEROLE"),
         ("REPLICATION", "role suspect has REPLICATION"),
-        ("IN ROLE store_owner", "is a member of store_owner, which owns access_sets, chunk_topics"),
+        (
+            "IN ROLE store_owner",
+            "is a member of store_owner, which owns access_sets, chunk_metadata, chunk_topics",
+        ),
         ("NOINHERIT IN ROLE store_owner", "is a member of store_owner, which owns"),
         ("IN ROLE anabranch_writer", "is a member of anabranch_writer, which reads every row"),
         ("IN ROLE back_end", "is a member of anabranch_writer"),  # through another

@@ -18,6 +18,7 @@ import asyncpg
 import numpy as np
 import pytest
 from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from oracle import merged_metadata
 from rich.console import Console
 
 from streams.cli import stats as view
@@ -36,6 +37,7 @@ SETTING = "anabranch.principals"
 WANTED = {
     "access_sets_digest": "btree (digest)",
     "access_sets_principals": "gin (principals)",
+    "chunk_metadata_chunk_id": "btree (chunk_id)",
     "chunk_topics_chunk_id": "btree (chunk_id)",
     "document_chunks_access_set_id": "btree (access_set_id)",
     "document_chunks_document_id": "btree (document_id)",
@@ -360,6 +362,10 @@ async def test_every_figure_is_what_plain_counting_gives(database: Database, see
         "document_grants": truth["access"]["grants"],
         "access_sets": truth["access"]["access_sets"],
         "chunk_topics": sum(len(set(c.related_topic_ids)) for c in corpus.chunks.values()),
+        "chunk_metadata": sum(
+            len(merged_metadata(corpus.documents[c.document_id].metadata, c.metadata)[0])
+            for c in corpus.chunks.values()
+        ),
     }
     for table in found.tables:
         assert table.total_bytes >= table.heap_bytes + table.toast_bytes + table.index_bytes > 0
