@@ -28,16 +28,18 @@ __all__ = ["PooledConnection", "PostgresStore"]
 T = TypeVar("T")
 
 # hnsw.ef_search: how many candidates the index keeps in sight; pgvector takes no more than 1,000.
-# 400 makes up for an index that was built with pgvector's own ef_construction; it costs some two milliseconds. A scope
-# that lies away from the query is reached only by looking further: of 5,000 such rows in 50,000, 400 found 92 % of the
-# nearest and 1,000 found 99 %.
+# 400 makes up for an index that was built with pgvector's own ef_construction; it costs some two milliseconds.
 _EF_SEARCH, _MOST_EF_SEARCH = 400, 1000
+
+# How many times as many rows as asked for the index has to yield: where it looks in the wrong region first, the nearest
+# are not among the first.
+_FOUND_TIMES = 4
 
 
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = ("scope", "candidates", "filters", "described")  # each may hold those after it
+    fragments = ("scope", "candidates", "filters")  # each may hold those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
     return {name: text for name, text in texts.items() if name not in fragments}
@@ -166,17 +168,19 @@ class PostgresStore:
     async def _search(self, search: Search) -> Found:
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
         asked = (search.vector, *scope, search.limit, search.expand_parents)
-        narrowed = search.session_id is not None or search.filters is not None
-        ef_search = _MOST_EF_SEARCH if narrowed else max(_EF_SEARCH, 2 * search.limit)
-        async with self._as(search.principals, ef_search=min(ef_search, _MOST_EF_SEARCH)) as connection:
-            # A small scope is searched exactly at once: that costs no more than an approximate search.
-            rows = await connection.fetch(_SQL["search_exactly"], *asked, self._small_scope_rows + 1)
-            if (size := _looked_at(rows)) <= self._small_scope_rows:
-                return Found(_candidates(rows), complete=size <= search.limit)
-            rows = await connection.fetch(_SQL["search_approximately"], *asked)
-        if len(rows) == search.limit:
-            return Found(_candidates(rows), complete=False)
-        # pgvector does not tell when a scan stopped early, so fewer rows than asked may be all there are, or not.
+        to_find = _FOUND_TIMES * search.limit
+        # A small scope is searched exactly at once: that costs no more than an approximate search. Where the index
+        # finds little at first, the scope is a small part of the store or lies away from the query: to read it costs
+        # no more than to have the index go on, and misses nothing.
+        for scope_rows, briefly in ((self._small_scope_rows, True), (self._exact_scan_rows // 4, False)):
+            async with self._as(search.principals, to_find=to_find, briefly=briefly) as connection:
+                exactly = await connection.fetch(_SQL["search_exactly"], *asked, scope_rows + 1)
+                if (size := _looked_at(exactly)) <= scope_rows:
+                    return Found(_candidates(exactly), complete=size <= search.limit)
+                rows = await connection.fetch(_SQL["search_approximately"], *asked, to_find)
+            if _looked_at(rows) == to_find:
+                return Found(_candidates(rows), complete=False)
+        # The index gave up.
         async with self._as(search.principals) as connection:
             exactly = await connection.fetch(_SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
         if (size := _looked_at(exactly)) <= self._exact_scan_rows:
@@ -185,9 +189,15 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _as(
-        self, principals: Sequence[str], *, ef_search: int = _EF_SEARCH
+        self, principals: Sequence[str], *, to_find: int = 0, briefly: bool = False
     ) -> AsyncIterator[PooledConnection]:
-        """A transaction in which the row-level policies see these principals."""
+        """A transaction in which the row-level policies see these principals.
+
+        Args:
+            principals: who asks.
+            to_find: how many rows an approximate search has to find.
+            briefly: whether it gives up early.
+        """
         async with self._connection() as connection:
             await connection.execute(_SQL["begin"])
             await connection.fetch(
@@ -196,7 +206,8 @@ class PostgresStore:
                 json.dumps(list(principals)),
                 # The server's own limit: a client that gives up does not stop the server from searching on.
                 str(math.ceil(self._timeout * 1000)),
-                str(ef_search),
+                str(min(max(_EF_SEARCH, to_find), _MOST_EF_SEARCH)),
+                briefly,
             )
             yield connection
             await connection.execute(_SQL["commit"])
@@ -253,7 +264,7 @@ def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
 
 
 def _looked_at(rows: Sequence[asyncpg.Record]) -> int:
-    """Rows of the scope that an exact search has read; without a row in the answer there was none."""
+    """Rows of the scope that a search has read; without a row in the answer there was none."""
     return int(rows[0]["looked_at"]) if rows else 0
 
 

@@ -11,11 +11,21 @@ BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY
 SELECT set_config($1, $2, true),
        set_config('statement_timeout', $3, true),
        set_config('hnsw.ef_search', $4, true),
-       set_config('hnsw.iterative_scan', 'strict_order', true),
+       -- Past its first candidates, `strict_order` throws away whatever it comes upon too late; sorted again, more
+       -- rows than asked for in a relaxed order miss less.
+       set_config('hnsw.iterative_scan', 'relaxed_order', true),
+       -- Else the server's own limit holds.
+       CASE WHEN $5 THEN set_config('hnsw.max_scan_tuples',
+                                    LEAST(current_setting('hnsw.max_scan_tuples', true)::int, 1000)::text, true) END,
        set_config('plan_cache_mode', 'force_custom_plan', true),
        -- As for data in memory. An index scan ends where enough was read; a bitmap, which dearer random pages would
        -- favour, is complete before its first row comes.
        set_config('random_page_cost', '1', true),
+       -- For the same reason: a hash or a sort is complete before its first row comes, and parallel workers take longer
+       -- to start than most searches take.
+       set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true),
+       set_config('max_parallel_workers_per_gather', '0', true),
        set_config('jit', 'off', true)
 
 -- name: commit
@@ -23,37 +33,35 @@ COMMIT
 
 -- name: filters
 -- $4 section · $5 document type · $6 source URL prefix · $7 metadata, as an array of keys and values in turn
--- Metadata is compared as results carry it, whatever chunk_metadata says: that holds hashes.
+-- Metadata is compared as results carry it, also where chunk_metadata was looked up before: that holds hashes.
   AND ($4::text IS NULL OR c.section = $4)
   AND ($5::text IS NULL OR d.document_type = $5)
   AND ($6::text IS NULL OR d.source_url ^@ $6)
-  AND ($7 IS NULL OR NOT EXISTS (
+  AND ($7::text[] IS NULL OR NOT EXISTS (
         SELECT FROM generate_series(1, cardinality($7), 2) i
         CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
         WHERE $7[i + 1] IS DISTINCT FROM
               CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END))
-  AND ($7 IS NULL OR m1.chunk_id IS NOT NULL)
-  AND (cardinality($7) IS NOT DISTINCT FROM 2 OR $7 IS NULL OR m2.chunk_id IS NOT NULL)
-
--- name: described
--- The chunks with the first two keys and values of $7, for the planner to begin with the rarer of them.
-LEFT JOIN chunk_metadata m1
-  ON m1.entry = hashtextextended(($7::text[])[1], hashtextextended($7[2], 0)) AND m1.chunk_id = c.id
-LEFT JOIN chunk_metadata m2
-  ON m2.entry = hashtextextended($7[3], hashtextextended($7[4], 0)) AND m2.chunk_id = c.id
 
 -- name: scope
 -- $2 session · $3 topic (the local arm)
--- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic. No index serves the policies
+-- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic, and those with certain
+-- metadata from one keyed by key and value: by the first two of $7, for the planner to begin with the rarer. No index
+-- serves the policies
 -- (the schema says why), so their condition is said again here where neither a session nor a section narrows the scope:
 -- of the documents where they are filtered, which are fewer, else of the chunks.
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
-{described}
+LEFT JOIN chunk_metadata m1
+  ON m1.entry = hashtextextended(($7::text[])[1], hashtextextended($7[2], 0)) AND m1.chunk_id = c.id
+LEFT JOIN chunk_metadata m2
+  ON m2.entry = hashtextextended($7[3], hashtextextended($7[4], 0)) AND m2.chunk_id = c.id
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
+  AND ($7 IS NULL OR m1.chunk_id IS NOT NULL)
+  AND ($7 IS NULL OR cardinality($7) = 2 OR m2.chunk_id IS NOT NULL)
   AND ($2::uuid IS NOT NULL OR $4::text IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
        OR $7 IS NOT NULL OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
   AND ($2::uuid IS NOT NULL OR $5::text IS NULL AND $6::text IS NULL
@@ -83,20 +91,26 @@ WITH scanned AS MATERIALIZED (
 SELECT *, (SELECT count(*) FROM scanned) AS looked_at FROM answer
 
 -- name: search_approximately
--- Written for the HNSW index, which yields rows in the order of distance: conditions are tested row by row.
-WITH nearest AS MATERIALIZED (
+-- $1 query vector · $8 rows · $10 rows to find
+-- Written for the HNSW index, which yields rows roughly in the order of distance: conditions are tested row by row. It
+-- gives up after hnsw.max_scan_tuples, which shows in `looked_at` below $10. `+ 0`: PostgreSQL takes the index's word
+-- for the order, and would not sort again.
+WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
   FROM document_chunks c
   LEFT JOIN documents d ON d.id = c.document_id
-  {described}
   WHERE c.embedding IS NOT NULL
     AND ($2::uuid IS NULL OR c.session_id = $2)
     AND ($3::uuid IS NULL OR $3 = ANY (c.related_topic_ids))
   {filters}
   ORDER BY c.embedding <=> $1, c.id
-  LIMIT $8
+  LIMIT $10
+), nearest AS MATERIALIZED (
+  SELECT id, distance, chunk_type, parent_chunk_id FROM scanned ORDER BY distance + 0, id LIMIT $8
+), answer AS (
+  {candidates}
 )
-{candidates}
+SELECT *, (SELECT count(*) FROM scanned) AS looked_at FROM answer
 
 -- name: passages
 -- The texts, for what was selected only. Metadata: the document's overlaid by the chunk's, every value a string.

@@ -139,7 +139,7 @@ async def plans_of(
 
 def explanation(name: str, search: str, asked: Asked, vector: Sequence[float]) -> str:
     """The plan of one more execution of a prepared statement."""
-    values = (vector, *asked.values, 15, False, *((1001,) if search == "search_exactly" else ()))
+    values = (vector, *asked.values, 15, False, 1001 if search == "search_exactly" else 60)
     return f'EXPLAIN (FORMAT JSON) EXECUTE "{name}" ({", ".join(_literal(value) for value in values)})'
 
 

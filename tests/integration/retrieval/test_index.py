@@ -15,6 +15,7 @@ from oracle import expected_result, numpy_distances
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import SHIPPED, rules_for
 from streams.retrieval import retrieve
+from streams.store import postgres
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
@@ -32,17 +33,18 @@ IMPATIENT = """
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    """1,200 chunks that user:1 may not read, and 40 that he may, farther away than all of them."""
+    """1,200 chunks, one in twenty of which user:2 may read, and 40 farther away that user:1 may read."""
     rng = random.Random(8)
-    near = Document(random_uuid(rng), frozenset({"user:2"}))
+    near = Document(random_uuid(rng), frozenset({"user:3"}))
+    among = Document(random_uuid(rng), frozenset({"user:2"}))
     far = Document(random_uuid(rng), frozenset({"user:1"}))
     axis, noise = unit_vectors(1, 1)[0], unit_vectors(1240, 2)
     return Corpus.of(
-        [near, far],
+        [near, among, far],
         [
             Chunk(
                 random_uuid(rng),
-                far.id if number >= 1200 else near.id,
+                far.id if number >= 1200 else among.id if number % 20 == 0 else near.id,
                 "text",
                 noise[number] + axis * np.float32(-1 if number >= 1200 else 1),
             )
@@ -65,13 +67,16 @@ async def impatient(database: Database, corpus: Corpus) -> AsyncIterator[Databas
         await admin.close()
 
 
-async def answer(database: Database, event: dict[str, Any], *, exact_scan_rows: int) -> dict[str, Any]:
+async def answer(
+    database: Database, event: dict[str, Any], *, exact_scan_rows: int, small_scope_rows: int = 1000
+) -> dict[str, Any]:
     store = PostgresStore(
         database.worker,
         connections=2,
         search_timeout_seconds=10,
         principals_setting=SETTING,
         exact_scan_rows=exact_scan_rows,
+        small_scope_rows=small_scope_rows,
     )
     await store.open()
     try:
@@ -103,3 +108,22 @@ async def test_it_searches_on_exactly_or_says_so(impatient: Database, corpus: Co
     # Fewer than asked for is no truncation where there are no more.
     found = await answer(impatient, event | {"principals": ["nobody"]}, exact_scan_rows=10)
     assert (found["warnings"], found["results"]) == ([], [])
+
+
+async def test_enough_rows_of_a_scan_that_gave_up_are_not_enough(
+    impatient: Database, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the nearest of those that it came upon, not of those that there are."""
+    monkeypatch.setattr(postgres, "_EF_SEARCH", 40)  # 400 of so few chunks would be all of them
+    event = query(unit_vectors(1, 1)[0], principals=["user:2"], k=10)
+    wanted = expected_result(corpus, event, numpy_distances(corpus, event["embedding"]), count_tokens)
+
+    found = await answer(impatient, event, exact_scan_rows=20_000, small_scope_rows=10)
+    assert found["warnings"] == []
+    assert [passage["chunk_id"] for passage in found["results"]] == [
+        passage["chunk_id"] for passage in wanted["results"]
+    ]
+
+    found = await answer(impatient, event, exact_scan_rows=50, small_scope_rows=10)
+    assert found["warnings"] == ["scan_truncated"]
+    assert found["k_returned"] == 10
