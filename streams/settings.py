@@ -100,6 +100,20 @@ class Settings(BaseSettings):
                 f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} needs KAFKA_SASL_USERNAME"
                 " and KAFKA_SASL_PASSWORD"
             )
+        files = {
+            "KAFKA_SSL_CAFILE": self.kafka_ssl_cafile,
+            "KAFKA_SSL_CERTFILE": self.kafka_ssl_certfile,
+            "KAFKA_SSL_KEYFILE": self.kafka_ssl_keyfile,
+        }
+        given = [name for name, path in files.items() if path is not None]
+        if given and not self.kafka_security_protocol.endswith("SSL"):
+            # Whoever names an authority would otherwise talk in the clear, and not know.
+            raise ValueError(
+                f"{', '.join(given)} would not be used:"
+                f" KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} has no TLS"
+            )
+        if self.kafka_ssl_keyfile is not None and self.kafka_ssl_certfile is None:
+            raise ValueError("KAFKA_SSL_KEYFILE needs KAFKA_SSL_CERTFILE")
         if self.schema_registry_url is not None:
             # Publishing in another encoding than the operator asked for would be found out by consumers only.
             raise ValueError(

@@ -1,5 +1,6 @@
 """How to reach Kafka, in the words of each client library."""
 
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from faust import auth
 
-__all__ = ["BrokerConnection"]
+__all__ = ["BrokerConnection", "UnusableCertificate"]
+
+
+class UnusableCertificate(Exception):
+    """A certificate or key cannot be used; one line that names the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,26 @@ class BrokerConnection:
     def servers(self) -> list[str]:
         return [server.strip() for server in self.bootstrap_servers.split(",") if server.strip()]
 
+    @property
+    def with_tls(self) -> bool:
+        return self.security_protocol.endswith("SSL")
+
+    @property
+    def with_login(self) -> bool:
+        return self.security_protocol.startswith("SASL")
+
     def client_options(self) -> dict[str, Any]:
         """Keyword arguments of an aiokafka client.
 
         Raises:
-            OSError, ssl.SSLError: a certificate cannot be read.
+            UnusableCertificate: a file cannot be read, or is not what it should be.
         """
         options: dict[str, Any] = {
             "bootstrap_servers": self.servers,
             "security_protocol": self.security_protocol,
             "ssl_context": self._ssl_context(),
         }
-        if self.security_protocol.startswith("SASL"):
+        if self.with_login:
             options |= {
                 "sasl_mechanism": self.sasl_mechanism,
                 "sasl_plain_username": self.username,
@@ -62,11 +75,15 @@ class BrokerConnection:
         return [f"kafka://{server}" for server in self.servers]
 
     def faust_credentials(self) -> "auth.Credentials | None":
-        """The ``broker_credentials`` setting of a Faust app; None without TLS and SASL."""
+        """The ``broker_credentials`` setting of a Faust app; None without TLS and SASL.
+
+        Raises:
+            UnusableCertificate: a file cannot be read, or is not what it should be.
+        """
         from faust import auth  # noqa: PLC0415  # half a second that `anabranch topics` need not pay
 
         context = self._ssl_context()
-        if self.security_protocol.startswith("SASL"):
+        if self.with_login:
             return auth.SASLCredentials(
                 username=self.username,
                 password=self.password,
@@ -76,9 +93,49 @@ class BrokerConnection:
         return None if context is None else auth.SSLCredentials(context)
 
     def _ssl_context(self) -> ssl.SSLContext | None:
-        if self.security_protocol not in {"SSL", "SASL_SSL"}:
+        if not self.with_tls:
             return None
-        context = ssl.create_default_context(cafile=None if self.cafile is None else str(self.cafile))
+        # OpenSSL says that a file is missing, but not which.
+        for name, path in (("CAFILE", self.cafile), ("CERTFILE", self.certfile), ("KEYFILE", self.keyfile)):
+            if path is not None:
+                _readable(f"KAFKA_SSL_{name}", path)
+        try:
+            context = ssl.create_default_context(cafile=None if self.cafile is None else str(self.cafile))
+        except ssl.SSLError:
+            raise UnusableCertificate("KAFKA_SSL_CAFILE: there is no PEM certificate in it") from None
         if self.certfile is not None:
-            context.load_cert_chain(self.certfile, self.keyfile, self.key_password)
+            self._load_chain(context, self.certfile)
         return context
+
+    def _load_chain(self, context: ssl.SSLContext, certfile: Path) -> None:
+        key = certfile if self.keyfile is None else self.keyfile
+        setting = "KAFKA_SSL_CERTFILE" if self.keyfile is None else "KAFKA_SSL_KEYFILE"
+        try:
+            # Without a password OpenSSL would ask on the terminal, and wait.
+            context.load_cert_chain(certfile, self.keyfile, self.key_password or "")
+        except (ssl.SSLError, ValueError) as error:  # ValueError: a passphrase of more than a kilobyte
+            if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+                why = f"{setting}: the key is not that of the certificate in KAFKA_SSL_CERTFILE"
+            elif b"ENCRYPTED" in key.read_bytes():
+                why = f"KAFKA_SSL_KEY_PASSWORD is not set, or does not open the key in {setting}"
+            else:
+                why = "KAFKA_SSL_CERTFILE, KAFKA_SSL_KEYFILE: there is no PEM certificate and key in them"
+            raise UnusableCertificate(why) from None
+
+
+def _readable(setting: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise UnusableCertificate(f"{setting} cannot be read: {error.strerror}") from None
+
+
+class _WithoutLogins(logging.Filter):
+    """aiokafka tells every request at DEBUG; the one that logs in by PLAIN holds the password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(type(argument).__name__.startswith("SaslAuthenticate") for argument in arguments)
+
+
+logging.getLogger("aiokafka.conn").addFilter(_WithoutLogins())

@@ -7,9 +7,11 @@ from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 
+from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
 from streams.settings import Settings
 from streams.store.preflight import Finding, inspect
+from streams.store.refusals import UnusableConnectionString, refusal
 from streams.worker.configured import broker_connection, load_profiles, open_codec
 
 __all__ = ["examine", "table"]
@@ -45,7 +47,13 @@ def table(findings: Sequence[Finding]) -> None:
 async def _store(settings: Settings) -> list[Finding]:
     try:
         connection = await asyncpg.connect(settings.store_dsn, timeout=_CONNECT_SECONDS)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+    except Exception as error:
+        if (refused := refusal(error)) is not None:
+            detail, _, remedy = str(refused).partition("; ")
+            unusable = isinstance(refused, UnusableConnectionString)
+            return [Finding("connection", "refused" if unusable else "unready", detail, remedy)]
+        if not isinstance(error, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            raise
         return [
             Finding(
                 "connection",
@@ -69,14 +77,21 @@ async def _topics(settings: Settings) -> list[Finding]:
         replication_factor=1,
         max_event_bytes=_SMALLEST_TOPIC_BYTES,
     )
+    connection = broker_connection(settings)
     try:
-        found = await check_topics(broker_connection(settings).client_options(), specs)
+        found = await check_topics(connection.client_options(), specs)
     except (KafkaError, OSError) as error:
+        diagnosis = await diagnose(connection)
+        if diagnosis is not None:
+            detail = f"{diagnosis.server}: {diagnosis.detail}"
+            return [
+                Finding("broker", "refused" if diagnosis.refused else "unready", detail, diagnosis.remedy)
+            ]
         return [
             Finding(
                 "broker",
                 "unready",
-                f"Kafka cannot be reached ({type(error).__name__})",
+                f"Kafka does not answer as it should ({type(error).__name__})",
                 "check KAFKA_BOOTSTRAP_SERVERS, and that the broker is up",
             )
         ]

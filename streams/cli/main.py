@@ -363,19 +363,32 @@ def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
 
     from aiokafka.errors import KafkaError
 
+    from streams.broker.diagnosis import diagnose
+    from streams.worker.configured import broker_connection
+
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
     try:
         return asyncio.run(work)
     except KafkaError as error:
+        diagnosis = asyncio.run(diagnose(broker_connection(settings)))
         raise _Failed(
             f"Kafka at {settings.kafka_bootstrap_servers}: {type(error).__name__}: {error}"
+            if diagnosis is None
+            else str(diagnosis)
         ) from None
 
 
 def _run_on_store(work: Coroutine[Any, Any, T]) -> T:
+    """As the owner."""
     import asyncpg
+
+    from streams.store.refusals import refusal
 
     try:
         return asyncio.run(work)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except Exception as error:
+        if (refused := refusal(error, "DATABASE_ADMIN_CONNECTION_STRING")) is not None:
+            raise _Failed(str(refused)) from None
+        if not isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+            raise
         raise _Failed(f"PostgreSQL: {type(error).__name__}: {error}") from None

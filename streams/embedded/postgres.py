@@ -55,6 +55,7 @@ class EmbeddedPostgres:
         port: 0 takes a free one, and keeps it over restarts of this object.
         start_timeout_seconds: how long the server may take to accept connections.
         account: whom the server runs as where we are root.
+        install: binaries of that version (``bin``, ``lib``, ``share``) to run instead of the wheel's.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EmbeddedPostgres:
         port: int = 0,
         start_timeout_seconds: float = 60.0,
         account: str = "nobody",
+        install: Path | None = None,
     ) -> None:
         self._temporary = directory is None
         self._directory = directory.absolute() if directory is not None else None
@@ -74,6 +76,7 @@ class EmbeddedPostgres:
         self._port = port
         self._start_timeout_seconds = start_timeout_seconds
         self._account = account if os.geteuid() == 0 else None
+        self._given_install = install
         self._install: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_directory: Path | None = None
@@ -233,7 +236,7 @@ class EmbeddedPostgres:
         return self._run(["test", "-x", str(path)]).returncode == 0
 
     def _reachable_install(self) -> Path:
-        install = _find_install(self._version)
+        install = self._given_install or _find_install(self._version)
         if self._account is None or self._can_enter(install / "bin" / "postgres"):
             return install
         # Root's environment may lie under a folder that only root may enter (/root). Rather than open that

@@ -17,12 +17,14 @@ from faust.types import EventT
 from faust.types.tuples import TP
 from mode.types import ServiceT
 
-from streams.broker.connection import BrokerConnection
+from streams.broker.connection import BrokerConnection, UnusableCertificate
+from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
 from streams.core.errors import TransientError
-from streams.settings import Settings, SettingsError
+from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
+from streams.store.refusals import UnusableConnectionString
 from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
 from streams.worker.configured import broker_connection, load_profiles, open_codec
@@ -141,14 +143,8 @@ class Anabranch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        connection = broker_connection(settings)
-        try:
-            client_options = connection.client_options()
-            self.app = _faust_app(settings, connection)
-        except OSError as error:
-            raise SettingsError(
-                f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}"
-            ) from None
+        self._connection = broker_connection(settings)
+        self.app = _faust_app(settings, self._connection)
         self.app.root = self
         self._store = PostgresStore(
             settings.store_dsn,
@@ -163,9 +159,10 @@ class Anabranch:
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
         )
         self.refused = False
+        self._starting = True
         self._kafka_reachable = True
         self.publisher = Publisher(
-            client_options,
+            self._connection.client_options(),
             on_fault=self._kafka_failed,
             on_success=self._kafka_answered,
             wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
@@ -199,16 +196,21 @@ class Anabranch:
         self._mount()
 
     async def look(self) -> None:
-        """Look at the store once, before anything starts.
+        """Look at the store and at Kafka once, before anything starts.
 
         Raises:
-            Refused: working on it would not be safe. What else is wrong, an absent server included, is waited for.
+            Refused: working on the store would not be safe, its connection string is unusable, or Kafka refuses us.
+                What else is wrong, an absent server included, is waited for.
         """
         await self._store.open()
         try:
             await self._health.look()
         finally:
             await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
+        diagnosis = await diagnose(self._connection)
+        if diagnosis is not None and diagnosis.refused:
+            raise Refused(str(diagnosis))
+        self._starting = False
 
     async def open(self) -> None:
         """Before any service starts. The store is connected to later, so an absent one is no error."""
@@ -282,9 +284,14 @@ class Anabranch:
 
     async def _inspect(self) -> Sequence[Finding]:
         setting = self.settings.anabranch_principals_setting
-        findings: Sequence[Finding] = await self._store.inspect(
-            lambda connection: inspect(connection, principals_setting=setting)
-        )
+        try:
+            findings: Sequence[Finding] = await self._store.inspect(
+                lambda connection: inspect(connection, principals_setting=setting)
+            )
+        except UnusableConnectionString as fault:
+            if self._starting:
+                raise Refused(str(fault)) from None
+            raise  # a file that it names may be about to be replaced
         return findings
 
     def _delivery_failed(self, defect: BaseException) -> None:
@@ -296,7 +303,18 @@ class Anabranch:
         self._metrics.retries.labels("kafka_unavailable").inc()
         if self._kafka_reachable:
             logger.error("Kafka is not reachable or refuses (%s); trying on", type(error).__name__)
+            self.app.add_future(self._tell_why())
         self._kafka_reachable = False
+
+    async def _tell_why(self) -> None:
+        """Where Kafka was reached and refuses, an operator has something to mend."""
+        try:
+            diagnosis = await diagnose(self._connection)
+        except UnusableCertificate as error:
+            logger.error("%s", error)  # noqa: TRY400  # one line says it
+            return
+        if diagnosis is not None and diagnosis.refused:
+            logger.error("%s", diagnosis)
 
     def _kafka_answered(self) -> None:
         if not self._kafka_reachable:

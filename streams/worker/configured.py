@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
-from streams.broker.connection import BrokerConnection
+from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay
 from streams.settings import Settings, SettingsError
 from streams.wire import BadWriterSchema, Codec
@@ -14,12 +14,16 @@ __all__ = ["broker_connection", "load_profiles", "open_codec"]
 
 
 def broker_connection(settings: Settings) -> BrokerConnection:
-    """Kafka's part of the settings."""
+    """Kafka's part of the settings.
+
+    Raises:
+        SettingsError: a certificate or key cannot be used; one line.
+    """
 
     def secret(value: SecretStr | None) -> str | None:
         return None if value is None else value.get_secret_value()
 
-    return BrokerConnection(
+    connection = BrokerConnection(
         bootstrap_servers=settings.kafka_bootstrap_servers,
         security_protocol=settings.kafka_security_protocol,
         sasl_mechanism=settings.kafka_sasl_mechanism,
@@ -30,6 +34,11 @@ def broker_connection(settings: Settings) -> BrokerConnection:
         keyfile=settings.kafka_ssl_keyfile,
         key_password=secret(settings.kafka_ssl_key_password),
     )
+    try:
+        connection.client_options()
+    except UnusableCertificate as error:
+        raise SettingsError(str(error)) from None
+    return connection
 
 
 def load_profiles(settings: Settings) -> Mapping[str, Profile]:

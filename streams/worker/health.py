@@ -27,7 +27,7 @@ class StoreState(Enum):
 
 
 class Refused(Exception):  # a verdict, not a fault
-    """Working on this store would not be safe; the worker must end."""
+    """Working would not be safe, or cannot begin with these settings; the worker must end."""
 
 
 class Verdict(Protocol):

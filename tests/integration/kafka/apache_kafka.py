@@ -1,9 +1,8 @@
 """Apache Kafka as users run it, on this machine: one broker in KRaft mode, from the jars that Maven resolves.
 
-The jars are kept in the checkout (``.anabranch/``, which git ignores) and resolved once, whoever asks first.
+With certificates it has a listener of each kind beside the plain one, and users who may log in.
 """
 
-import fcntl
 import re
 import shutil
 import signal
@@ -11,50 +10,48 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["ApacheKafka", "KafkaUnavailable", "jars"]
+from certificates import Certificates
+from maven import Unresolved, resolved
+
+__all__ = ["MECHANISMS", "PASSWORD", "USER", "ApacheKafka", "KafkaUnavailable", "jars"]
 
 # The newest release whose artifacts are all to be had (4.4.0 lacks one); it runs on Java 17.
 VERSION: Final = "4.3.1"
 _SLF4J: Final = "1.7.36"  # what Kafka's jars are built with
-_MAVEN_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _LEAST_JAVA: Final = 17
 
-_CACHE = Path(__file__).resolve().parents[3] / ".anabranch"
-_RESOLVE_SECONDS = 300
 _START_SECONDS = 60
 _STOP_SECONDS = 30
 _ATTEMPTS_TO_FIND_PORTS = 3
 
-_POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>anabranch.tests</groupId>
-  <artifactId>kafka</artifactId>
-  <version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>{_SLF4J}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
+# Who may log in where SASL is asked, by every mechanism.
+USER: Final = "worker=anabranch"  # with a character that SCRAM escapes
+PASSWORD: Final = "canary-of-kafka %2C;:/?#@"
+MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+
+# Beside the plain listener: name, protocol, and what it shows its clients.
+_LISTENERS: Final = {
+    "SSL": "SSL",
+    "SASL_SSL": "SASL_SSL",
+    "SASL_PLAINTEXT": "SASL_PLAINTEXT",
+    "MUTUAL": "SSL",  # asks clients for a certificate
+    "EXPIRED": "SSL",  # its certificate ended an hour ago
+    "ELSEWHERE": "SSL",  # its certificate is another host's
+}
 
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},{others}CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={others}PLAINTEXT://127.0.0.1:{port}
 log.dirs={data}
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
@@ -93,10 +90,13 @@ class ApacheKafka:
 
     Args:
         jars: the folder that `jars` returned.
+        certificates: opens the listeners beside the plain one.
     """
 
-    def __init__(self, jars: Path) -> None:
+    def __init__(self, jars: Path, certificates: Certificates | None = None) -> None:
         self._jars = jars
+        self._certificates = certificates
+        self._listeners: dict[str, int] = {}
         self._resources = ExitStack()
         self._folder: Path | None = None
         self._port = 0
@@ -105,6 +105,10 @@ class ApacheKafka:
     @property
     def bootstrap_servers(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    def listener(self, name: str) -> str:
+        """Where one of the other listeners is."""
+        return f"127.0.0.1:{self._listeners[name]}"
 
     @property
     def pid(self) -> int:
@@ -194,16 +198,24 @@ class ApacheKafka:
     def _format(self) -> None:
         """New ports and an empty data directory."""
         assert self._folder is not None
-        self._port, controller_port = _free_ports(2)
+        names = () if self._certificates is None else tuple(_LISTENERS)
+        self._port, controller_port, *ports = _free_ports(2 + len(names))
+        self._listeners = dict(zip(names, ports, strict=True))
         data = self._folder / "data"
         shutil.rmtree(data, ignore_errors=True)
         data.mkdir()
         properties = self._folder / "server.properties"
+        others = "".join(f"{name}://{self.listener(name)}," for name in names)
         properties.write_text(
-            _PROPERTIES.format(port=self._port, controller_port=controller_port, data=data.as_posix())
+            _PROPERTIES.format(
+                port=self._port, controller_port=controller_port, data=data.as_posix(), others=others
+            )
+            + "\n".join(self._security())
         )
+        scrams = [name for name in MECHANISMS if name.startswith("SCRAM") and names]
+        users = [part for name in scrams for part in ("-S", f'{name}=[name="{USER}",password="{PASSWORD}"]')]
         done = subprocess.run(
-            self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)),
+            self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties), *users),
             capture_output=True,
             text=True,
             timeout=_START_SECONDS,
@@ -211,6 +223,33 @@ class ApacheKafka:
             check=False,
         )
         assert done.returncode == 0, f"the storage cannot be formatted:\n{done.stdout}{done.stderr}"
+
+    def _security(self) -> Iterator[str]:
+        """The properties of the other listeners."""
+        if self._certificates is None:
+            return
+        kinds = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"} | _LISTENERS
+        yield "listener.security.protocol.map=" + ",".join(f"{name}:{kind}" for name, kind in kinds.items())
+        shown = {
+            "EXPIRED": self._certificates.server(expired=True),
+            "ELSEWHERE": self._certificates.server("broker.example.org"),
+        }
+        ours = self._certificates.server()
+        for name, kind in _LISTENERS.items():
+            of = f"listener.name.{name.lower()}"
+            if "SSL" in kind:
+                yield f"{of}.ssl.keystore.type=PEM"
+                yield f"{of}.ssl.keystore.location={shown.get(name, ours).both}"
+                yield f"{of}.ssl.truststore.type=PEM"
+                yield f"{of}.ssl.truststore.location={self._certificates.authority}"
+                yield f"{of}.ssl.client.auth={'required' if name == 'MUTUAL' else 'none'}"
+            if "SASL" in kind:
+                yield f"{of}.sasl.enabled.mechanisms={','.join(MECHANISMS)}"
+                plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+                scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
+                yield f'{of}.plain.sasl.jaas.config={plain} required "user_{USER}"="{PASSWORD}";'
+                yield f"{of}.scram-sha-256.sasl.jaas.config={scram} required;"
+                yield f"{of}.scram-sha-512.sasl.jaas.config={scram} required;"
 
     def _java(self, *arguments: str) -> Sequence[str]:
         return ["java", *_JVM, "-cp", f"{self._jars}/*", *arguments]
@@ -223,38 +262,13 @@ def jars() -> Path:
         KafkaUnavailable: Java is missing or too old, Maven is missing, or it cannot resolve them.
     """
     _look_for_java()
-    folder = _CACHE / f"kafka-{VERSION}"
-    _CACHE.mkdir(exist_ok=True)
-    with (_CACHE / f"kafka-{VERSION}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs in one checkout
-        if not folder.is_dir():
-            _resolve(folder)
-    return folder
-
-
-def _resolve(folder: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise KafkaUnavailable(f"Apache Kafka {VERSION} is not in {folder}, and Maven (mvn) is not installed")
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as scratch:
-        Path(scratch, "pom.xml").write_text(_POM)
-        try:
-            done = subprocess.run(
-                [maven, "-q", "-B", f"{_MAVEN_PLUGIN}:copy-dependencies", "-DoutputDirectory=jars"],
-                cwd=scratch,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_RESOLVE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise KafkaUnavailable(f"Maven did not resolve Kafka in {_RESOLVE_SECONDS} s") from None
-        if done.returncode != 0:
-            raise KafkaUnavailable(
-                f"Maven cannot resolve Apache Kafka {VERSION}: {(done.stdout + done.stderr)[:500]}"
-            )
-        Path(scratch, "jars").rename(folder)  # all of them, or none
+    try:
+        return resolved(
+            f"kafka-{VERSION}",
+            [("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", _SLF4J)],
+        )
+    except Unresolved as error:
+        raise KafkaUnavailable(str(error)) from None
 
 
 def _look_for_java() -> None:

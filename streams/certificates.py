@@ -1,0 +1,27 @@
+"""Why a server's certificate is not to be trusted, as OpenSSL's verify codes tell."""
+
+import ssl
+from enum import Enum
+
+__all__ = ["Mistrust", "mistrust"]
+
+_NOT_YET, _EXPIRED = 9, 10
+_OTHER_HOST = {62, 64}  # a name, an address
+
+
+class Mistrust(Enum):
+    """The value is what is wrong, to follow "it"."""
+
+    NOT_YET_VALID = "its certificate is not valid yet"
+    EXPIRED = "its certificate has expired"
+    OTHER_HOST = "its certificate is another host's"
+    UNKNOWN_AUTHORITY = "its certificate is not signed by a known authority"
+
+
+def mistrust(error: ssl.SSLCertVerificationError) -> Mistrust:
+    """Which of them it is; what is left is an authority that we do not know."""
+    if error.verify_code in _OTHER_HOST:
+        return Mistrust.OTHER_HOST
+    return {_NOT_YET: Mistrust.NOT_YET_VALID, _EXPIRED: Mistrust.EXPIRED}.get(
+        error.verify_code, Mistrust.UNKNOWN_AUTHORITY
+    )
