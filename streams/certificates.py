@@ -20,8 +20,9 @@ class Mistrust(Enum):
 
 def mistrust(error: ssl.SSLCertVerificationError) -> Mistrust:
     """Which of them it is; what is left is an authority that we do not know."""
-    if error.verify_code in _OTHER_HOST:
+    code = getattr(error, "verify_code", 0)  # OpenSSL sets it, the constructor does not
+    if code in _OTHER_HOST:
         return Mistrust.OTHER_HOST
     return {_NOT_YET: Mistrust.NOT_YET_VALID, _EXPIRED: Mistrust.EXPIRED}.get(
-        error.verify_code, Mistrust.UNKNOWN_AUTHORITY
+        code, Mistrust.UNKNOWN_AUTHORITY
     )

@@ -11,7 +11,7 @@ from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
 from streams.settings import Settings
 from streams.store.preflight import Finding, inspect
-from streams.store.refusals import UnusableConnectionString, refusal
+from streams.store.refusals import refusal
 from streams.worker.configured import broker_connection, load_profiles, open_codec
 
 __all__ = ["examine", "table"]
@@ -50,8 +50,7 @@ async def _store(settings: Settings) -> list[Finding]:
     except Exception as error:
         if (refused := refusal(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")
-            unusable = isinstance(refused, UnusableConnectionString)
-            return [Finding("connection", "refused" if unusable else "unready", detail, remedy)]
+            return [Finding("connection", "refused" if refused.unasked else "unready", detail, remedy)]
         if not isinstance(error, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
             raise
         return [

@@ -180,6 +180,15 @@ class SearchTimeout(TransientError):
 
 
 class StoreMisconfigured(TransientError):
-    """The store refuses for a reason that is no event's fault: a missing table, index or permission."""
+    """The store refuses for a reason that is no event's fault: a missing table, index or permission.
+
+    Args:
+        message: what is wrong, and what mends it.
+        unasked: no store was asked: the connection string, or a file that it names, cannot be used.
+    """
 
     code = "store_misconfigured"
+
+    def __init__(self, message: str, *, unasked: bool = False) -> None:
+        super().__init__(message)
+        self.unasked = unasked

@@ -22,7 +22,6 @@ from streams.core.messages import Filters
 from streams.core.selection import Candidate
 from streams.retrieval import Found, Search, StoredPassage
 from streams.store.faults import translate
-from streams.store.refusals import UnusableConnectionString
 
 __all__ = ["PooledConnection", "PostgresStore"]
 
@@ -249,7 +248,7 @@ class _translated:  # noqa: N801  # reads as a verb in `with`
         if isinstance(error, ValueError) and "unknown type: public.vector" in str(error):
             raise StoreMisconfigured("the extension vector is missing; run `anabranch migrate`") from error
         fault = translate(error)
-        if isinstance(fault, UnusableConnectionString):
+        if isinstance(fault, StoreMisconfigured) and fault.unasked:
             raise fault from None  # what it came from quotes the connection string
         if fault is not None:
             raise fault from error

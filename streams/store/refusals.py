@@ -12,7 +12,7 @@ import asyncpg
 from streams.certificates import Mistrust, mistrust
 from streams.core.errors import StoreMisconfigured
 
-__all__ = ["UnusableConnectionString", "refusal"]
+__all__ = ["refusal"]
 
 _SETTING: Final = "DATABASE_CONNECTION_STRING"
 # asyncpg's own functions that read a connection string and load what it names, before anything is sent. Where they
@@ -25,10 +25,6 @@ _REMEDIES: Final = {
     Mistrust.OTHER_HOST: "{setting} must name the host as the certificate does",
     Mistrust.UNKNOWN_AUTHORITY: "sslrootcert in {setting} must be the authority that signed it",
 }
-
-
-class UnusableConnectionString(StoreMisconfigured):
-    """The connection string, or a file that it names, cannot be used; no server was asked."""
 
 
 def refusal(error: BaseException, setting: str = _SETTING) -> StoreMisconfigured | None:
@@ -47,7 +43,7 @@ def refusal(error: BaseException, setting: str = _SETTING) -> StoreMisconfigured
     return StoreMisconfigured(f"PostgreSQL: {what}; {remedy.format(setting=setting)}")
 
 
-def _unusable(error: BaseException, setting: str) -> UnusableConnectionString:
+def _unusable(error: BaseException, setting: str) -> StoreMisconfigured:
     if isinstance(error, ssl.SSLError):
         why = "sslcert, sslkey, sslpassword or sslrootcert do not fit, or are no PEM"
     elif isinstance(error, OSError):
@@ -56,7 +52,7 @@ def _unusable(error: BaseException, setting: str) -> UnusableConnectionString:
         why = "sslmode needs sslrootcert, which is not there"
     else:
         why = "it cannot be parsed; is every special character of the password percent-encoded?"
-    return UnusableConnectionString(f"{setting} cannot be used: {why}")
+    return StoreMisconfigured(f"{setting} cannot be used: {why}", unasked=True)
 
 
 def _told(error: BaseException) -> tuple[str, str] | None:
@@ -64,7 +60,7 @@ def _told(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         wrong = mistrust(error)
         return wrong.value, _REMEDIES[wrong]
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError) and "ALERT" in (getattr(error, "reason", None) or ""):
         return "it refuses TLS or our certificate", "check sslcert and sslkey in {setting}"
     if isinstance(error, ConnectionError) and "rejected SSL upgrade" in str(error):
         return "it does not speak TLS", "check sslmode in {setting}"

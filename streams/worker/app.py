@@ -20,11 +20,10 @@ from mode.types import ServiceT
 from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
-from streams.core.errors import TransientError
+from streams.core.errors import StoreMisconfigured, TransientError
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
-from streams.store.refusals import UnusableConnectionString
 from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
 from streams.worker.configured import broker_connection, load_profiles, open_codec
@@ -288,8 +287,8 @@ class Anabranch:
             findings: Sequence[Finding] = await self._store.inspect(
                 lambda connection: inspect(connection, principals_setting=setting)
             )
-        except UnusableConnectionString as fault:
-            if self._starting:
+        except StoreMisconfigured as fault:
+            if fault.unasked and self._starting:
                 raise Refused(str(fault)) from None
             raise  # a file that it names may be about to be replaced
         return findings

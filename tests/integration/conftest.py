@@ -1,20 +1,28 @@
 """Workers as they really run: their own process, a broker, a server, and topics and a group for each test.
 
+``broker`` is each of two, the embedded one and Apache Kafka, and so every test that stands on it runs twice, unless its
+module says which it needs (``ON_EMBEDDED``) and why. Where Apache Kafka cannot be had, its half says so and is skipped;
+in CI it fails.
+
 What a test measured goes into ``figures`` and is printed at the end of the run, whether it passed or not.
 """
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 import pytest
 
 # Modules that several tests share are imported by their own names.
 _HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+sys.path[:0] = [str(_HERE), str(_HERE / "kafka"), str(_HERE.parent)]
 
-from harness import Channel, Outbox, Worker, open_channel  # noqa: E402  # found through the path above
+from apache_kafka import ApacheKafka, KafkaUnavailable, jars  # noqa: E402  # found through the path above
+from certificates import Certificates  # noqa: E402
+from harness import Channel, Outbox, Worker, open_channel  # noqa: E402
 
 from streams.embedded.broker import EmbeddedBroker  # noqa: E402
 
@@ -41,13 +49,53 @@ def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as started:
         yield started
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """One authority for the whole run."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> Path:
+    try:
+        return jars()
+    except KafkaUnavailable as error:
+        unavailable(error)
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_jars: Path, certificates: Certificates) -> Iterator[ApacheKafka]:
+    """One Apache Kafka for the whole run."""
+    with ApacheKafka(kafka_jars, certificates) as started:
+        yield started
+
+
+def unavailable(why: Exception) -> NoReturn:
+    """What a test stands on is not here: it is skipped, or fails where everything has to be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(why))
+    pytest.skip(str(why))
+
+
+@pytest.fixture(params=["embedded", "kafka"])
+def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker | ApacheKafka]:
+    """What ``channel`` stands on. A test may stop Apache Kafka, and need not mind how it leaves it."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("embedded_broker")
+        return
+    kafka: ApacheKafka = request.getfixturevalue("kafka")
+    yield kafka
+    if not kafka.is_running:
+        kafka.start()
+
+
 @pytest.fixture
-async def channel(broker: EmbeddedBroker) -> AsyncIterator[Channel]:
+async def channel(broker: EmbeddedBroker | ApacheKafka) -> AsyncIterator[Channel]:
     """Three topics and a group that no other test has, and a producer."""
     async with open_channel(broker.bootstrap_servers, f"t{uuid4().hex[:8]}") as opened:
         yield opened

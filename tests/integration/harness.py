@@ -38,6 +38,7 @@ __all__ = [
     "Samples",
     "Worker",
     "account",
+    "anabranch",
     "as_avro",
     "as_json",
     "free_port",
@@ -290,7 +291,44 @@ def read_result(value: bytes | None) -> dict[str, Any]:
     return result
 
 
-# The process
+# Processes
+
+
+def _environment(channel: Channel, dsn: str | None) -> dict[str, str]:
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
+        "ANABRANCH_INPUT_TOPIC": channel.input,
+        "ANABRANCH_OUTPUT_TOPIC": channel.output,
+        "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+    }
+    if dsn is not None:
+        environment["DATABASE_CONNECTION_STRING"] = dsn
+    return environment
+
+
+def anabranch(
+    *arguments: str, channel: Channel, dsn: str | None = None, given: str = "", **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Any of the commands, as an operator runs it.
+
+    Args:
+        arguments: the command and its options.
+        channel: the topics.
+        dsn: ``DATABASE_CONNECTION_STRING``.
+        given: standard input.
+        settings: more of the environment.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "streams", *arguments],
+        cwd=_ROOT,
+        env={**_environment(channel, dsn), **settings},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 class Samples:
@@ -347,18 +385,12 @@ class Worker:
         self.log_file = log_file
         self.port = free_port()
         environment = {
-            "PATH": os.environ.get("PATH", ""),
-            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
-            "ANABRANCH_INPUT_TOPIC": channel.input,
-            "ANABRANCH_OUTPUT_TOPIC": channel.output,
-            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+            **_environment(channel, dsn),
             "ANABRANCH_CONSUMER_GROUP": channel.name,
             "ANABRANCH_WEB_PORT": str(self.port),
             **_CLOCKS,
             **settings,
         }
-        if dsn is not None:
-            environment["DATABASE_CONNECTION_STRING"] = dsn
         with log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error::ResourceWarning", "-m", "streams", "worker"],

@@ -110,7 +110,6 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
         FileNotFoundError(errno.ENOENT, SECRET),  # a Unix socket that is not there
         socket.gaierror(socket.EAI_NONAME, SECRET),
         ssl.SSLError(SECRET),
-        ssl.SSLCertVerificationError(SECRET),  # also a ValueError
         IncompleteReadError(b"", 5),
         EOFError(SECRET),
     ],
@@ -119,6 +118,12 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
 def test_a_socket_that_fails_is_a_store_that_is_not_there(error: BaseException) -> None:
     fault = translate(error)
     assert type(fault) is StoreUnavailable
+    assert SECRET not in str(fault)
+
+
+def test_a_certificate_that_is_not_to_be_trusted_is_for_an_operator_to_mend() -> None:
+    fault = translate(ssl.SSLCertVerificationError(SECRET))  # also an OSError, and a ValueError
+    assert type(fault) is StoreMisconfigured
     assert SECRET not in str(fault)
 
 

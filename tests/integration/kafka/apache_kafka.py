@@ -190,6 +190,17 @@ class ApacheKafka:
         self.stop(kill=kill)
         return self.start()
 
+    def set_password(self, password: str) -> None:
+        """Gives `USER` another password for SCRAM; who is logged in stays so."""
+        for mechanism in MECHANISMS:
+            if mechanism.startswith("SCRAM"):
+                self._tool(
+                    "kafka.admin.ConfigCommand",
+                    *("--bootstrap-server", self.bootstrap_servers, "--alter"),
+                    *("--entity-type", "users", "--entity-name", USER),
+                    *("--add-config", f"{mechanism}=[password={password}]"),
+                )
+
     @property
     def _log_file(self) -> Path:
         assert self._folder is not None
@@ -214,15 +225,19 @@ class ApacheKafka:
         )
         scrams = [name for name in MECHANISMS if name.startswith("SCRAM") and names]
         users = [part for name in scrams for part in ("-S", f'{name}=[name="{USER}",password="{PASSWORD}"]')]
+        self._tool("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties), *users)
+
+    def _tool(self, *arguments: str) -> None:
+        """Runs one of Kafka's own."""
         done = subprocess.run(
-            self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties), *users),
+            self._java(*arguments),
             capture_output=True,
             text=True,
             timeout=_START_SECONDS,
             cwd=self._folder,
             check=False,
         )
-        assert done.returncode == 0, f"the storage cannot be formatted:\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{arguments[0]} failed:\n{done.stdout}{done.stderr}"
 
     def _security(self) -> Iterator[str]:
         """The properties of the other listeners."""

@@ -1,33 +1,9 @@
-"""The same workers as next door, on Apache Kafka: ``broker`` is the real one here."""
+"""What only Apache Kafka can show: ``broker`` is that one here, and the embedded one takes no part."""
 
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE))
-
-from apache_kafka import ApacheKafka, KafkaUnavailable, jars  # noqa: E402  # found through the path above
-
-
-@pytest.fixture(scope="session")
-def kafka_jars() -> Path:
-    try:
-        return jars()
-    except KafkaUnavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def kafka(kafka_jars: Path) -> Iterator[ApacheKafka]:
-    """One broker for the whole run."""
-    with ApacheKafka(kafka_jars) as started:
-        yield started
+from apache_kafka import ApacheKafka
 
 
 @pytest.fixture

@@ -2,13 +2,9 @@
 
 import asyncio
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +13,13 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
 from apache_kafka import ApacheKafka
 from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import Channel, Outbox, Worker, as_json, query, read_result, until
+from harness import Channel, Outbox, Worker, anabranch, as_json, query, read_result, until
 
 from streams.broker.publisher import Publisher
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import ResultTooLarge
 from tests.conftest import Database
 
-_ROOT = Path(__file__).resolve().parents[3]
 _MIB = 1024 * 1024
 # A batch with one record in it: its own header, and the record's lengths and timestamps.
 _MOST_OVERHEAD = 100
@@ -143,26 +138,6 @@ async def test_records_that_fit_alone_fit_together(channel: Channel) -> None:
             await publisher.publish(channel.output, b"key", b"x" * most, [])
     finally:
         await publisher.on_stop()
-
-
-def anabranch(*arguments: str, channel: Channel, dsn: str = "") -> subprocess.CompletedProcess[str]:
-    """The command, as an operator runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "streams", *arguments],
-        cwd=_ROOT,
-        env={
-            "PATH": os.environ.get("PATH", ""),
-            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
-            "DATABASE_CONNECTION_STRING": dsn,
-            "ANABRANCH_INPUT_TOPIC": channel.input,
-            "ANABRANCH_OUTPUT_TOPIC": channel.output,
-            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 async def test_topics_are_created_once_and_found_too_small(kafka: ApacheKafka, channel: Channel) -> None:
