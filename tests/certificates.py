@@ -69,8 +69,7 @@ class Certificates:
             trusted: signed by the authority that servers know, and not by a stranger.
         """
         authority = self._authority if trusted else self._stranger
-        issued = authority.issue_cert(f"{name}.client", common_name=name)
-        # A name of its own, whatever the user is called.
+        issued = authority.issue_cert("client.example.org", common_name=name)
         kind = "trusted" if trusted else "strange"
         return self._write(
             f"client-{name}-{kind}{'' if passphrase is None else '-locked'}", issued, passphrase

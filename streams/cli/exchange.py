@@ -43,8 +43,8 @@ async def publish_events(
     """
     codec = Codec()
     producer = AIOKafkaProducer(**options, acks="all", linger_ms=5)
-    await producer.start()
     try:
+        await producer.start()
         deliveries = [
             await producer.send(
                 settings.anabranch_input_topic,
@@ -81,8 +81,8 @@ async def tail_topic(
         enable_auto_commit=False,
     )
     codec = Codec()
-    await consumer.start()
     try:
+        await consumer.start()
         shown = 0
         async for record in consumer:
             show(_dead_letter(record) if dead_letters else _result(codec, record))

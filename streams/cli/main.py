@@ -148,6 +148,7 @@ def check(*, as_json: bool) -> None:
     from streams.cli.check import examine, table
 
     settings = load()
+    _hush()
     findings = asyncio.run(examine(settings))
     if as_json:
         click.echo(json.dumps([finding.__dict__ for finding in findings]))
@@ -358,15 +359,19 @@ def _client_options(settings: Settings) -> dict[str, Any]:
     return broker_connection(settings).client_options()
 
 
-def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
+def _hush() -> None:
     import logging
 
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
+
+
+def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     from aiokafka.errors import KafkaError
 
     from streams.broker.diagnosis import diagnose
     from streams.worker.configured import broker_connection
 
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
+    _hush()
     try:
         return asyncio.run(work)
     except KafkaError as error:

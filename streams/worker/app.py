@@ -17,7 +17,7 @@ from faust.types import EventT
 from faust.types.tuples import TP
 from mode.types import ServiceT
 
-from streams.broker.connection import BrokerConnection, UnusableCertificate
+from streams.broker.connection import BrokerConnection
 from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
 from streams.core.errors import StoreMisconfigured, TransientError
@@ -29,6 +29,7 @@ from streams.tokens import count_tokens
 from streams.worker.configured import broker_connection, load_profiles, open_codec
 from streams.worker.delivery import Delivery
 from streams.worker.health import Refused, StoreHealth
+from streams.worker.kafka_trouble import KafkaTrouble
 from streams.worker.processor import OutagePolicy, Processor
 from streams.worker.transport import Transport
 
@@ -160,6 +161,7 @@ class Anabranch:
         self.refused = False
         self._starting = True
         self._kafka_reachable = True
+        self._trouble = KafkaTrouble(lambda: diagnose(self._connection))
         self.publisher = Publisher(
             self._connection.client_options(),
             on_fault=self._kafka_failed,
@@ -195,26 +197,27 @@ class Anabranch:
         self._mount()
 
     async def look(self) -> None:
-        """Look at the store and at Kafka once, before anything starts.
+        """Look at Kafka and the store once, before anything starts.
 
         Raises:
-            Refused: working on the store would not be safe, its connection string is unusable, or Kafka refuses us.
+            Refused: Kafka refuses us, working on the store would not be safe, or its connection string is unusable.
                 What else is wrong, an absent server included, is waited for.
         """
+        diagnosis = await diagnose(self._connection)
+        if diagnosis is not None and diagnosis.refused:
+            raise Refused(str(diagnosis))
         await self._store.open()
         try:
             await self._health.look()
         finally:
             await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
-        diagnosis = await diagnose(self._connection)
-        if diagnosis is not None and diagnosis.refused:
-            raise Refused(str(diagnosis))
         self._starting = False
 
     async def open(self) -> None:
         """Before any service starts. The store is connected to later, so an absent one is no error."""
         await self._store.open()
         self.app.add_future(self._watch_store())
+        self.app.add_future(self._trouble.watch())
 
     async def drain(self, *, stopping: bool) -> None:
         """Let the events in work end, within the grace period; in a rebalance, before the group loses patience."""
@@ -257,11 +260,12 @@ class Anabranch:
         async def ready(web: Any, request: Any) -> Any:
             del request
             partitions = len(self._partitions())
-            is_ready = self._health.ready and partitions > 0 and self._kafka_reachable
+            kafka_is_up = self._kafka_reachable and self._trouble.reason is None
+            is_ready = self._health.ready and partitions > 0 and kafka_is_up
             body = {
                 "ready": is_ready,
                 "store": self._health.state.value,
-                "kafka": "up" if self._kafka_reachable else "down",
+                "kafka": "up" if kafka_is_up else "down",
                 "partitions": partitions,
             }
             return web.json(body, status=200 if is_ready else 503)
@@ -302,18 +306,8 @@ class Anabranch:
         self._metrics.retries.labels("kafka_unavailable").inc()
         if self._kafka_reachable:
             logger.error("Kafka is not reachable or refuses (%s); trying on", type(error).__name__)
-            self.app.add_future(self._tell_why())
+        self._trouble.occurred()
         self._kafka_reachable = False
-
-    async def _tell_why(self) -> None:
-        """Where Kafka was reached and refuses, an operator has something to mend."""
-        try:
-            diagnosis = await diagnose(self._connection)
-        except UnusableCertificate as error:
-            logger.error("%s", error)  # noqa: TRY400  # one line says it
-            return
-        if diagnosis is not None and diagnosis.refused:
-            logger.error("%s", diagnosis)
 
     def _kafka_answered(self) -> None:
         if not self._kafka_reachable:
