@@ -174,7 +174,7 @@ def _number(config: Mapping[str, str]) -> int | None:
 
 
 async def _config(client: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """Name → value; empty where the broker does not tell (the embedded one)."""
+    """Name → value, as far as the broker tells; the embedded one tells what it was told."""
     responses = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     return {
         entry[0]: entry[1] or ""

@@ -37,7 +37,9 @@ __all__ = ["Anabranch"]
 
 logger = logging.getLogger(__name__)
 
-# Rebalances wait for the drain, so it must end well before the group gives up on this member.
+# A rebalance waits for a member to hear of it, at its next heartbeat, and to drain. Both must end well before the group
+# gives up on it: two members that are given up on in turn throw each other out for ever.
+_HEARTBEAT_SHARE_OF_REBALANCE = 0.1
 _DRAIN_SHARE_OF_REBALANCE = 0.6
 _COMMIT_INTERVAL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 2.0
@@ -344,7 +346,7 @@ def _faust_app(settings: Settings, connection: BrokerConnection) -> _App:
         consumer_auto_offset_reset="earliest",
         broker_commit_interval=_COMMIT_INTERVAL_SECONDS,
         broker_session_timeout=session,
-        broker_heartbeat_interval=session / 4,
+        broker_heartbeat_interval=min(session / 4, rebalance * _HEARTBEAT_SHARE_OF_REBALANCE),
         broker_rebalance_timeout=rebalance,
         broker_request_timeout=max(rebalance, session) + 10.0,
         broker_max_poll_interval=settings.anabranch_max_poll_interval_seconds,

@@ -1,8 +1,7 @@
 """Workers as they really run: their own process, a broker, a server, and topics and a group for each test.
 
 ``broker`` is each of two, the embedded one and Apache Kafka, and so every test that stands on it runs twice, unless its
-module says which it needs (``ON_EMBEDDED``) and why. Where Apache Kafka cannot be had, its half says so and is skipped;
-in CI it fails.
+module says which it needs, and why. Where Apache Kafka cannot be had, its half says so and is skipped; in CI it fails.
 
 What a test measured goes into ``figures`` and is printed at the end of the run, whether it passed or not.
 """

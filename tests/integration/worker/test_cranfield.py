@@ -2,6 +2,8 @@
 
 Exact search in numpy over the same embeddings is the yardstick: recall@15 of chunks against it, and nDCG@10 of
 documents (a document counts as its best chunk; gain = grade) as a share of its own.
+
+Once, on the embedded broker: what is found does not depend on what carried the question.
 """
 
 import json
@@ -18,6 +20,8 @@ from corpora import Chunk, Corpus, Document, load
 from harness import Channel, Outbox, Worker, as_avro, query, read_result
 
 from tests.conftest import Database
+
+pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "cranfield"
 REFERENCE_NDCG = 0.5216  # the collection's own note, for exact search

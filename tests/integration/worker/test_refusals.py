@@ -1,4 +1,7 @@
-"""A worker that must not or cannot start says why in one line, and ends."""
+"""A worker that must not or cannot start says why in one line, and ends.
+
+Once, on the embedded broker: what Kafka says has no part in it. What Kafka refuses is in ``security/``.
+"""
 
 import socket
 from collections.abc import Callable
@@ -9,7 +12,10 @@ from harness import Channel, Outbox, Worker, as_json, query
 
 from tests.conftest import Database
 
-pytestmark = pytest.mark.usefixtures("channel")
+pytestmark = [
+    pytest.mark.usefixtures("channel"),
+    pytest.mark.parametrize("broker", ["embedded"], indirect=True),
+]
 
 NOWHERE = "postgresql://worker:hunter2@127.0.0.1:1/nowhere"
 

@@ -1,4 +1,7 @@
-"""What becomes of an event when the store fails it: each fault has its own answer, through a real worker."""
+"""What becomes of an event when the store fails it: each fault has its own answer, through a real worker.
+
+Once, on the embedded broker: it only carries the events. An outage under load is in ``test_observed``, on both.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +12,8 @@ from corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from harness import Channel, Outbox, Worker, account, as_avro, query
 
 from tests.conftest import Database
+
+pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
 VECTOR = unit_vectors(1, 1)[0]
 QUICK = {"ANABRANCH_RETRY_BASE_SECONDS": "0.2", "ANABRANCH_RETRY_MAX_SECONDS": "0.5"}
