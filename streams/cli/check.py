@@ -58,7 +58,7 @@ async def _store(settings: Settings) -> list[Finding]:
                 "connection",
                 "unready",
                 f"PostgreSQL cannot be reached as the worker ({type(error).__name__})",
-                "check DATABASE_CONNECTION_STRING, and that the server is up",
+                "check DATABASE_CONNECTION_STRING, and that the server is up; its log may say more",
             )
         ]
     try:

@@ -60,7 +60,9 @@ def _told(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         wrong = mistrust(error)
         return wrong.value, _REMEDIES[wrong]
-    if isinstance(error, ssl.SSLError) and "ALERT" in (getattr(error, "reason", None) or ""):
+    # In TLS 1.3 a client's certificate is looked at after the handshake, when asyncpg waits for the login already.
+    cause = error.__cause__ if isinstance(error, asyncpg.ConnectionDoesNotExistError) else error
+    if isinstance(cause, ssl.SSLError) and "ALERT" in (getattr(cause, "reason", None) or ""):
         return "it refuses TLS or our certificate", "check sslcert and sslkey in {setting}"
     if isinstance(error, ConnectionError) and "rejected SSL upgrade" in str(error):
         return "it does not speak TLS", "check sslmode in {setting}"

@@ -164,9 +164,10 @@ async def test_a_worker_that_has_a_certificate_instead_of_a_password(
     silent(worker.log)
 
     strange = tls.certificates.client("by_certificate", trusted=False)
+    stranger = f"{bare}&sslcert={strange.certificate}&sslkey={strange.key}"
     for dsn, told in (
         (bare, "it wants a client certificate; set sslcert and sslkey in DATABASE_CONNECTION_STRING"),
-        (f"{bare}&sslcert={strange.certificate}&sslkey={strange.key}", "it refuses TLS or our certificate"),
+        (stranger, "it refuses TLS or our certificate"),
         (
             f"{with_certificate}&sslpassword={WRONG}",
             "DATABASE_CONNECTION_STRING cannot be used: sslcert, sslkey",
@@ -176,7 +177,9 @@ async def test_a_worker_that_has_a_certificate_instead_of_a_password(
         done = await asyncio.to_thread(anabranch, "check", "--json", channel=channel, dsn=dsn)
         assert done.returncode == 1
         [fault] = [finding for finding in json.loads(done.stdout) if finding["check"] == "connection"]
-        assert told in f"{fault['detail']}; {fault['remedy']}"
+        line = f"{fault['detail']}; {fault['remedy']}"
+        # A server that hangs up at once may take its own alert back: the network is faster than what it carries.
+        assert told in line or (dsn is stranger and "ConnectionDoesNotExistError" in line)
         silent(done.stdout, done.stderr)
 
 
