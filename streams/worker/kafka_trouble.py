@@ -23,7 +23,7 @@ class KafkaTrouble(logging.Handler):
 
     Args:
         diagnose: why no broker can be talked to; None where one can.
-        interval_seconds: between two questions, while there is trouble.
+        interval_seconds: between two questions, at least.
 
     Attributes:
         reason: why not, or None while all is well.
@@ -59,8 +59,9 @@ class KafkaTrouble(logging.Handler):
                 await self._occurred.wait()
                 self._occurred.clear()
                 if await self._ask():
-                    await asyncio.sleep(self._interval_seconds)
                     self._occurred.set()
+                # Also where all is well: a client may report errors by the second that are none of the connection's.
+                await asyncio.sleep(self._interval_seconds)
         finally:
             logging.getLogger(_CLIENTS).removeHandler(self)
 

@@ -79,6 +79,17 @@ async def test_a_refusal_is_told_once_and_its_end(caplog: pytest.LogCaptureFixtu
     assert told(caplog) == [("ERROR", str(WRONG_PASSWORD)), ("INFO", "Kafka lets us in again")]
 
 
+async def test_errors_by_the_second_are_one_question() -> None:
+    kafka = Kafka(None)
+    trouble = KafkaTrouble(kafka.diagnose, interval_seconds=3600)
+    watching = asyncio.create_task(trouble.watch())
+    for _ in range(20):
+        trouble.occurred()
+        await asyncio.sleep(0.001)
+    watching.cancel()
+    assert kafka.asked == 1
+
+
 async def test_a_broker_that_is_down_makes_unready_and_is_left_for_others_to_tell(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
