@@ -205,7 +205,11 @@ async def test_only_kafka_says_that_an_offset_is_gone(
 
 
 async def test_only_kafka_keeps_records_and_offsets_when_it_is_killed(
-    request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, topic: str
+    request: pytest.FixtureRequest,
+    broker: Broker,
+    tmp_path: Path,
+    topic: str,
+    figures: Callable[[str], None],
 ) -> None:
     if is_real(broker):
         kafka: ApacheKafka = request.getfixturevalue("kafka")
@@ -213,7 +217,14 @@ async def test_only_kafka_keeps_records_and_offsets_when_it_is_killed(
         assert await committed(kafka, topic) == 1
         await asyncio.to_thread(kafka.restart, kill=True)
         assert await values(kafka, topic) == {0: b"first", 1: b"second"}
-        assert await committed(kafka, topic) == 1
+        # For a moment after a crash it may say that there is none, and a consumer would begin at the beginning: repeats,
+        # and no loss. Seen in three runs of eight, and gone half a second later.
+        offsets = [await committed(kafka, topic)]
+        while offsets[-1] is None and len(offsets) < 20:
+            await asyncio.sleep(0.5)
+            offsets.append(await committed(kafka, topic))
+        figures(f"committed offset after kill -9: {', '.join(map(str, offsets))}")
+        assert offsets[-1] == 1
         return
     with EmbeddedBroker(tmp_path) as own:  # the others go on with theirs
         await write_and_commit(own, topic)
