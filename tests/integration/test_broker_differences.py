@@ -217,8 +217,8 @@ async def test_only_kafka_keeps_records_and_offsets_when_it_is_killed(
         assert await committed(kafka, topic) == 1
         await asyncio.to_thread(kafka.restart, kill=True)
         assert await values(kafka, topic) == {0: b"first", 1: b"second"}
-        # For a moment after a crash it may say that there is none, and a consumer would begin at the beginning: repeats,
-        # and no loss. Seen in three runs of eight, and gone half a second later.
+        # For a moment after a crash it may say that there is none, and a consumer would begin at the beginning:
+        # repeats, and no loss. Seen in three runs of eight, and gone half a second later.
         offsets = [await committed(kafka, topic)]
         while offsets[-1] is None and len(offsets) < 20:
             await asyncio.sleep(0.5)
