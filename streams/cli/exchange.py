@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
+from streams.replay.journal import is_entry
 from streams.settings import Settings
 from streams.wire import Codec, result_to_json
 
@@ -85,6 +86,8 @@ async def tail_topic(
         await consumer.start()
         shown = 0
         async for record in consumer:
+            if dead_letters and is_entry(record.headers):
+                continue  # what `anabranch replay` remembers; no letter
             show(_dead_letter(record) if dead_letters else _result(codec, record))
             shown += 1
             if shown == limit:
@@ -102,5 +105,5 @@ def _result(codec: Codec, record: ConsumerRecord) -> str:
 
 def _dead_letter(record: ConsumerRecord) -> str:
     """The headers alone: the event's content belongs to its asker."""
-    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+    headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
     return json.dumps({"partition": record.partition, "offset": record.offset, "headers": headers})

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 import streams
+from streams.core.errors import dead_letter_codes
 from streams.settings import Settings, SettingsError, load
 
 __all__ = ["main"]
@@ -34,6 +35,16 @@ class _Unusable(_Failed):
     """As `_Failed`, for what the caller got wrong."""
 
     exit_code = _USAGE_ERROR
+
+
+class _Terse(click.Command):
+    """A command whose options, where they are wrong, are told in one line too."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            raise _Unusable(f"replay: {error.format_message()}") from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -254,6 +265,96 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
         sys.exit(0)
 
 
+@commands.command(cls=_Terse)
+@click.option("--apply", "really", is_flag=True, help="Do it. Without this, nothing is written.")
+@click.option(
+    "--code",
+    "codes",
+    multiple=True,
+    type=click.Choice(sorted(dead_letter_codes())),
+    metavar="CODE",
+    help="Only dead letters of this code; may be given several times. The README has the table.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(0),
+    help="Only from this partition of the dead-letter topic; may be given several times.",
+)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Only those put aside at this time or later: 2026-05-01T12:00:00Z, or 45s, 30m, 2h, 7d ago.",
+)
+@click.option("--until", metavar="WHEN", help="Only those put aside before this time; as --since.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 10_000, min_open=True),
+    default=50.0,
+    show_default=True,
+    help="Most events a second.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    help="Leave an event that has been replayed so many times and came back.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def replay(
+    *,
+    really: bool,
+    codes: tuple[str, ...],
+    partitions: tuple[int, ...],
+    since: str | None,
+    until: str | None,
+    rate: float,
+    max_attempts: int,
+    as_json: bool,
+) -> None:
+    """Send dead letters back to the input topic, each once; by default only show which.
+
+    Key, value and headers are the event's own, with two marks: anabranch.replay.from names the dead letter,
+    anabranch.replay.attempts counts. What was interrupted is taken up where it ended by the same command again.
+
+    Exit code 1 where a chosen letter had to be left (see the table) or Kafka fails, 2 where an option is unusable.
+    """
+    from streams.cli import replay as view
+    from streams.replay.letters import Choice
+    from streams.replay.run import BadPartition, ReplayError
+
+    try:
+        choice = Choice(frozenset(codes), frozenset(partitions), *view.period(since, until))
+    except ValueError as error:
+        raise _Unusable(f"replay: {error}") from None
+    settings = load()
+    try:
+        outcome = _run_on_kafka(
+            view.replay(
+                settings,
+                _client_options(settings),
+                choice=choice,
+                max_attempts=max_attempts,
+                rate=rate if really else None,
+            ),
+            settings,
+        )
+    except BadPartition as error:
+        raise _Unusable(f"replay: --partition: {error}") from None
+    except ReplayError as error:
+        raise _Failed(str(error)) from None
+    except KeyboardInterrupt:
+        raise _Failed("interrupted; the same command goes on where this one ended") from None
+    if as_json:
+        click.echo(view.as_json(outcome))
+    else:
+        view.show(outcome)
+    if really and outcome.tally.refused:
+        sys.exit(1)
+
+
 @commands.command()
 @click.argument("golden", type=click.File("r", encoding="utf-8"), required=False)
 @click.option("--sample", is_flag=True, help="The sample corpus's golden set, instead of a file.")
@@ -356,7 +457,10 @@ def validate(
 def _client_options(settings: Settings) -> dict[str, Any]:
     from streams.worker.configured import broker_connection
 
-    return broker_connection(settings).client_options()
+    try:
+        return broker_connection(settings).client_options()
+    except OSError as error:
+        raise SettingsError(f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}") from None
 
 
 def _hush() -> None:

@@ -1,0 +1,48 @@
+"""Reading what stands in a partition between two offsets, and no further."""
+
+import time
+from collections.abc import AsyncIterator
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaTimeoutError
+
+__all__ = ["read_stretch"]
+
+_MOST_RECORDS = 500
+_POLL_MS = 1_000
+_PATIENCE_SECONDS = 60.0
+
+
+async def read_stretch(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int
+) -> AsyncIterator[ConsumerRecord]:
+    """Records from an offset on, up to another, which is not read; what retention or compaction took is missing.
+
+    Args:
+        consumer: without a group, with `auto_offset_reset="earliest"`; it reads nothing else meanwhile.
+        partition: where.
+        start: the first offset that is wanted.
+        end: at most the partition's end when the call is made.
+
+    Raises:
+        KafkaError: the broker is gone, or delivers nothing more.
+    """
+    consumer.assign([partition])
+    [first] = (await consumer.beginning_offsets([partition])).values()
+    position = max(start, first)
+    consumer.seek(partition, position)
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    # By position, not by the last record seen: the last offsets of a log may hold none.
+    while position < end:
+        records = await consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
+        for record in records.get(partition, ()):
+            if record.offset >= end:
+                return
+            yield record
+        before, position = position, await consumer.position(partition)
+        if position != before:
+            patience = time.monotonic() + _PATIENCE_SECONDS
+        elif time.monotonic() > patience:
+            raise KafkaTimeoutError(
+                f"{partition.topic}[{partition.partition}] ends at {end}, stuck at {position}"
+            )

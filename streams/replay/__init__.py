@@ -1,0 +1,1 @@
+"""Dead letters back to the input topic: each once, whatever interrupts it."""
