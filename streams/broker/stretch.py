@@ -1,4 +1,4 @@
-"""Reading what stands in a partition between two offsets, and no further."""
+"""Reading what stands in a partition now, or between two offsets, and no further."""
 
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 async def read_stretch(
-    consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int
+    consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int | None = None
 ) -> AsyncIterator[ConsumerRecord]:
     """Records from an offset on, up to another, which is not read; what retention or compaction took is missing.
 
@@ -22,7 +22,7 @@ async def read_stretch(
         consumer: without a group, with `auto_offset_reset="earliest"`; it reads nothing else meanwhile.
         partition: where.
         start: the first offset that is wanted.
-        end: at most the partition's end when the call is made.
+        end: at most the partition's end. None: its end when reading begins.
 
     Raises:
         KafkaError: the broker is gone, or delivers nothing more.
@@ -30,11 +30,17 @@ async def read_stretch(
     consumer.assign([partition])
     [first] = (await consumer.beginning_offsets([partition])).values()
     position = max(start, first)
+    open_ended = end is None
+    if end is None:
+        [end] = (await consumer.end_offsets([partition])).values()
     consumer.seek(partition, position)
     patience = time.monotonic() + _PATIENCE_SECONDS
     # By position, not by the last record seen: the last offsets of a log may hold none.
     while position < end:
         records = await consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
+        if open_ended and (told := consumer.highwater(partition)) is not None:
+            # The embedded broker, asked for the end, tells where its last batch begins; with a fetch it tells the end.
+            end, open_ended = max(end, told), False
         for record in records.get(partition, ()):
             if record.offset >= end:
                 return

@@ -91,7 +91,9 @@ async def replay(
     if rate is None:
         tally = await work.look()
     else:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        ) as progress:
             task = progress.add_task("replaying", total=None)
             tally = await work.apply(
                 rate=rate,

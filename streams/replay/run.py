@@ -135,13 +135,12 @@ class Replay:
 
     async def _survey(self, consumer: AIOKafkaConsumer) -> list[_Share]:
         letters, inputs = await self._partitions(consumer)
-        ends = await consumer.end_offsets(letters)
         shares = []
         for partition in letters:
             if self._choice.partitions and partition.partition not in self._choice.partitions:
                 continue
             share = _Share(partition.partition)
-            async for record in read_stretch(consumer, partition, 0, ends[partition]):
+            async for record in read_stretch(consumer, partition, 0):
                 self._take_in(share, record)
             if share.journal.unsettled and any(self._is_due(share, letter) for letter in share.letters):
                 await self._recognise(consumer, share, inputs)
@@ -177,10 +176,8 @@ class Replay:
     ) -> None:
         """Look for the marks of letters that runs which did not come to their end have published."""
         ends = await consumer.end_offsets(list(inputs))
-        for partition, end in ends.items():
-            async for record in read_stretch(
-                consumer, partition, share.journal.beyond(partition.partition), end
-            ):
+        for partition in ends:
+            async for record in read_stretch(consumer, partition, share.journal.beyond(partition.partition)):
                 source = source_of(record.headers)
                 if source is not None and source[:2] == (self._dead_letter_topic, share.partition):
                     share.recognised.add(source.offset)

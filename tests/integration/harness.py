@@ -45,6 +45,7 @@ __all__ = [
     "open_channel",
     "query",
     "read_result",
+    "start_anabranch",
     "until",
 ]
 
@@ -329,6 +330,42 @@ def anabranch(
         timeout=60,
         check=False,
     )
+
+
+def start_anabranch(
+    *arguments: str, channel: Channel, dsn: str = "", **settings: str
+) -> subprocess.Popen[str]:
+    """The command, as an operator runs it; its output is piped."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "streams", *arguments],
+        cwd=_ROOT,
+        env={
+            "PATH": os.environ.get("PATH", ""),
+            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
+            "DATABASE_CONNECTION_STRING": dsn,
+            "ANABRANCH_INPUT_TOPIC": channel.input,
+            "ANABRANCH_OUTPUT_TOPIC": channel.output,
+            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+            **settings,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def anabranch(
+    *arguments: str, channel: Channel, dsn: str = "", **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """The command, as an operator runs it, to its end."""
+    with start_anabranch(*arguments, channel=channel, dsn=dsn, **settings) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
 class Samples:

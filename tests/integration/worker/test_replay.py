@@ -1,0 +1,362 @@
+"""Dead letters come back, each once, whatever interrupts it, and are answered when what was wrong has been mended."""
+
+import asyncio
+import json
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.structs import ConsumerRecord
+from bad_inputs import json_event
+from corpora import load, tiny_corpus, unit_vectors
+from harness import PARTITIONS, Channel, Outbox, Worker, anabranch, as_avro, query, start_anabranch, until
+
+from streams.core.errors import GaveUp, UnknownProfile
+from streams.wire.deadletter import error_headers
+from tests.conftest import Database
+
+VECTOR = unit_vectors(1, 1)[0]
+HEADERS: Sequence[tuple[str, bytes | None]] = [
+    ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    ("x", b""),
+    ("x", b"\xff"),
+    # Of an event that somebody else had put aside before it came here.
+    ("__connect.errors.topic", b"elsewhere"),
+]
+GONE = GaveUp("store_unavailable", "the store was unavailable 3 times")
+
+
+async def replay(channel: Channel, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and outcome."""
+    done = await asyncio.to_thread(anabranch, "replay", "--json", *arguments, channel=channel)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+async def put_aside(
+    channel: Channel,
+    error: Any,
+    value: bytes,
+    *,
+    partition: int,
+    offset: int = 0,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    topic: str | None = None,
+) -> int:
+    """A dead letter as a worker writes it; returns its offset."""
+    sent = await channel.producer.send_and_wait(
+        channel.dead_letters,
+        value,
+        key=b"key",
+        headers=[
+            *headers,
+            *error_headers(error, topic=topic or channel.input, partition=partition, offset=offset),
+        ],
+        partition=partition,
+    )
+    return int(sent.offset)
+
+
+class Inbox:
+    """Reads the input topic into memory, in the background, from the beginning."""
+
+    def __init__(self) -> None:
+        self.records: list[ConsumerRecord] = []
+
+    async def read(self, consumer: AIOKafkaConsumer) -> None:
+        async for record in consumer:
+            self.records.append(record)
+
+    async def until(self, count: int, *, seconds: float = 30) -> None:
+        await until(
+            lambda: len(self.records) >= count,
+            lambda: f"{len(self.records)} of {count} events came",
+            seconds=seconds,
+        )
+
+    @property
+    def sources(self) -> Counter[str]:
+        """The dead letters that came, by the mark, and how often."""
+        marks = (dict(record.headers).get("anabranch.replay.from") for record in self.records)
+        return Counter(mark.decode() for mark in marks if mark)
+
+
+@pytest.fixture
+async def inbox(channel: Channel) -> AsyncIterator[Inbox]:
+    opened = Inbox()
+    consumer = AIOKafkaConsumer(
+        channel.input,
+        bootstrap_servers=channel.bootstrap_servers,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=8 * 1024 * 1024,
+    )
+    await consumer.start()
+    reading = asyncio.create_task(opened.read(consumer))
+    try:
+        yield opened
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+        await consumer.stop()
+
+
+def letters(outbox: Outbox) -> list[ConsumerRecord]:
+    """Without what a replay remembers."""
+    return [record for record in outbox.dead_letters if "anabranch.error.code" in dict(record.headers)]
+
+
+async def until_letters(outbox: Outbox, count: int) -> None:
+    await until(
+        lambda: len(letters(outbox)) >= count,
+        lambda: f"{len(letters(outbox))} of {count} dead letters",
+        seconds=30,
+    )
+
+
+async def test_what_had_no_profile_is_answered_when_there_is_one_and_loops_end(
+    database: Database,
+    channel: Channel,
+    outbox: Outbox,
+    inbox: Inbox,
+    start_worker: Callable[..., Worker],
+    tmp_path: Path,
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    asked: dict[str, tuple[bytes, bytes]] = {}
+    for number in range(12):
+        event = query(VECTOR, profile="briefing")
+        asked[event["event_id"]] = f"key {number}".encode(), as_avro(event)
+        await channel.send(asked[event["event_id"]][1], asked[event["event_id"]][0], HEADERS)
+    broken = json_event(principals=[])
+    await channel.send(broken, b"broken", HEADERS, partition=1)
+    await until_letters(outbox, 13)
+    await worker.terminate()
+
+    # Dry: all of it is shown, and nothing comes.
+    code, shown = await replay(channel)
+    assert (code, shown["applied"], shown["replay"]) == (0, False, 13), shown
+    assert {row["code"] for row in shown["rows"]} == {"unknown_profile", "contract_violation"}
+    assert sum(row["replay"] for row in shown["rows"] if row["code"] == "unknown_profile") == 12
+    assert len(inbox.records) == 13
+    assert len(outbox.dead_letters) == 13
+
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text('[briefing]\nk_default = 3\nk_min = 1\nk_max = 9\norder = "similarity"\n')
+    mended = start_worker(database.worker, ANABRANCH_PROFILES_FILE=str(profiles))
+    await mended.until_ready()
+    code, done = await replay(channel, "--apply", "--code", "unknown_profile")
+    assert (code, done["applied"], done["replay"], done["chosen"]) == (0, True, 12, 12)
+    await outbox.until_answered(set(asked), seconds=30)
+    assert len(outbox.results) == 12
+
+    # Byte for byte what was sent, and the marks; where it was sent.
+    sent = {(record.key, record.value): record for record in inbox.records[:13]}
+    places = {
+        (record.key, record.value): f"{record.topic}[{record.partition}]@{record.offset}"
+        for record in letters(outbox)
+    }
+    for record in inbox.records[13:]:
+        first = sent[record.key, record.value]
+        assert record.partition == first.partition
+        assert list(record.headers) == [
+            *HEADERS,
+            ("anabranch.replay.from", places[record.key, record.value].encode()),
+            ("anabranch.replay.attempts", b"1"),
+        ]
+    # The reader of a result can tell that it comes late.
+    assert all(("anabranch.replay.attempts", b"1") in record.headers for record in outbox.results)
+
+    # Once is enough; what was passed over is still there to be chosen.
+    code, again = await replay(channel, "--apply", "--code", "unknown_profile")
+    assert (code, again["replay"], again["already"]) == (0, 0, 12)
+    code, other = await replay(channel, "--apply", "--max-attempts", "2")
+    assert (code, other["replay"], other["already"]) == (0, 1, 12)
+    await until_letters(outbox, 14)
+    # The worker carries the count along, so the second time is the last.
+    assert dict(letters(outbox)[-1].headers)["anabranch.replay.attempts"] == b"1"
+    code, other = await replay(channel, "--apply", "--max-attempts", "2")
+    assert (code, other["replay"], other["already"]) == (0, 1, 13)
+    await until_letters(outbox, 15)
+    last = letters(outbox)[-1]
+    assert (last.key, last.value) == (b"broken", broken)
+    assert list(last.headers[: len(HEADERS)]) == HEADERS
+    names = Counter(name for name, _ in last.headers)
+    assert names["anabranch.replay.attempts"] == names["anabranch.replay.from"] == 1
+    assert names["anabranch.error.code"] == 1
+    assert dict(last.headers)["anabranch.replay.attempts"] == b"2"
+    code, other = await replay(channel, "--apply", "--max-attempts", "2")
+    assert (code, other["replay"], other["exhausted"]) == (1, 0, 1)
+    table = await asyncio.to_thread(anabranch, "replay", "--max-attempts", "2", channel=channel)
+    assert table.returncode == 0
+    assert (
+        f"left 1 × replayed 2 times or more and back again (--max-attempts): [{last.partition}]@{last.offset}"
+        in table.stdout
+    )
+    assert len(inbox.records) == 13 + 12 + 2
+
+
+async def killed_in_the_middle(channel: Channel, inbox: Inbox, figures: Callable[[str], None]) -> None:
+    """Kill replays until one has published what it had not written down; the next comes to the end."""
+    places, due = [], set()
+    for number in range(120):
+        is_due, partition = number % 4 != 3, number % 3
+        error = GONE if is_due else UnknownProfile("no such profile")
+        offset = await put_aside(channel, error, b"%d" % number, partition=partition)
+        places.append(f"{channel.dead_letters}[{partition}]@{offset}")
+        if is_due:
+            due.add(places[-1])
+    chosen = ("--code", "store_unavailable")
+    killed_at: list[int] = []
+    shown = {"recognised": 0}
+    while not shown["recognised"]:
+        # A batch is a second's worth; in most of them it is hit in the middle.
+        process = await asyncio.to_thread(
+            start_anabranch, "replay", "--apply", "--rate", "10", *chosen, channel=channel
+        )
+        with process:
+            try:
+                await inbox.until(len(inbox.records) + 8)
+                assert process.poll() is None
+            finally:
+                process.kill()
+        await asyncio.sleep(0.5)  # what it had sent arrives
+        killed_at.append(len(inbox.records))
+        assert killed_at[-1] < len(due)
+        code, shown = await replay(channel, *chosen)
+        assert (code, shown["replay"], shown["already"]) == (0, len(due) - killed_at[-1], killed_at[-1])
+    code, done = await replay(channel, "--apply", "--rate", "100", *chosen)
+    assert (code, done["replay"], done["already"]) == (0, len(due) - killed_at[-1], killed_at[-1])
+    assert done["recognised"] == shown["recognised"]
+    await inbox.until(len(due))
+    figures(f"killed after {killed_at} of {len(due)}; {done['recognised']} were known by their marks alone")
+    assert inbox.sources == dict.fromkeys(due, 1)
+    # The journal knows all of them now, without a look into the input topic.
+    code, again = await replay(channel, "--apply", *chosen)
+    assert (code, again["replay"], again["already"], again["recognised"]) == (0, 0, len(due), 0)
+    # And those of the other code were passed over, not done with.
+    code, rest = await replay(channel, "--apply", "--rate", "1000")
+    assert (code, rest["replay"]) == (0, len(places) - len(due))
+    await inbox.until(len(places))
+    assert inbox.sources == dict.fromkeys(places, 1)
+
+
+async def test_kill_dash_nine_in_the_middle_repeats_nothing(
+    channel: Channel, inbox: Inbox, figures: Callable[[str], None]
+) -> None:
+    await killed_in_the_middle(channel, inbox, figures)
+
+
+async def test_two_at_the_same_time(channel: Channel, inbox: Inbox) -> None:
+    """The first goes on, the second says so and ends."""
+    for number in range(60):
+        await put_aside(channel, GONE, b"%d" % number, partition=0)
+    first = await asyncio.to_thread(
+        start_anabranch, "replay", "--apply", "--rate", "4", "--json", channel=channel
+    )
+    with first:
+        try:
+            await inbox.until(1)
+            second = await asyncio.to_thread(anabranch, "replay", "--apply", channel=channel)
+            assert second.returncode == 1
+            assert second.stdout == ""
+            assert second.stderr.splitlines() == [
+                (
+                    f"anabranch: another replay of {channel.dead_letters} is under way"
+                    f" (the other member of the consumer group {channel.dead_letters}.replay)"
+                )
+            ]
+            assert first.poll() is None
+            stdout, stderr = await asyncio.to_thread(first.communicate, None, 60)
+        finally:
+            first.kill()
+    assert first.returncode == 0, stderr
+    assert json.loads(stdout)["replay"] == 60
+    await inbox.until(60)
+    assert max(inbox.sources.values()) == 1
+
+
+async def test_two_that_start_at_once(channel: Channel, inbox: Inbox) -> None:
+    """Exactly one does it; or the one after the other, if the first is done by then."""
+    for number in range(30):
+        await put_aside(channel, GONE, b"%d" % number, partition=number % PARTITIONS)
+    done = await asyncio.gather(
+        *(asyncio.to_thread(anabranch, "replay", "--apply", "--json", channel=channel) for _ in range(2))
+    )
+    codes = sorted(process.returncode for process in done)
+    assert codes in ([0, 0], [0, 1]), [process.stderr for process in done]
+    assert sum(json.loads(process.stdout)["replay"] for process in done if process.returncode == 0) == 30
+    await inbox.until(30)
+    await asyncio.sleep(0.5)
+    assert sorted(inbox.sources.values()) == [1] * 30
+
+
+async def test_what_is_none_of_ours_is_refused(channel: Channel, inbox: Inbox) -> None:
+    await channel.producer.send_and_wait(channel.dead_letters, b"a line of somebody's", partition=0)
+    await channel.producer.send_and_wait(
+        channel.dead_letters,
+        b"Kafka Connect's",
+        headers=[("__connect.errors.topic", channel.input.encode())],
+        partition=0,
+    )
+    other = await put_aside(channel, GONE, b"another's", partition=0, topic="another.topic")
+    # An event may bring an entry of the journal with it. It says nothing.
+    forged = json.dumps({"run": "x", "replayed": [[0, 99]], "beyond": None, "settled": []}).encode()
+    await put_aside(channel, GONE, forged, partition=0, headers=[("anabranch.replay.journal", b"1")])
+    code, done = await replay(channel, "--apply")
+    assert code == 1
+    assert (done["foreign"], done["elsewhere"], done["replay"], done["already"]) == (2, 1, 1, 0)
+    await inbox.until(1)
+    assert [record.value for record in inbox.records] == [forged]
+    table = await asyncio.to_thread(anabranch, "replay", channel=channel)
+    assert table.returncode == 0
+    assert "left 2 × not written by Anabranch (no header anabranch.error.code): [0]@0, [0]@1" in table.stdout
+    assert f"left 1 × not read from {channel.input} (ANABRANCH_INPUT_TOPIC): [0]@{other}" in table.stdout
+    code, done = await replay(channel, "--code", "store_unavailable")
+    assert done["foreign"] == 0
+
+
+async def test_a_tail_of_dead_letters_shows_letters(channel: Channel) -> None:
+    for number in range(3):
+        await put_aside(channel, GONE, b"%d" % number, partition=0)
+    code, _ = await replay(channel, "--apply")
+    assert code == 0
+    await put_aside(channel, GONE, b"the last", partition=0, headers=[("nothing", None)])
+    arguments = ("tail", "--dead-letters", "--from-beginning", "--limit", "4")
+    shown = await asyncio.to_thread(anabranch, *arguments, channel=channel)
+    assert shown.returncode == 0, shown.stderr
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [line["headers"]["anabranch.error.code"] for line in lines] == ["store_unavailable"] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "code", "said"),
+    [
+        (("--partition", "3"), {}, 2, "--partition: {dead} has no partition 3; it has 0 to 2"),
+        ((), {"ANABRANCH_DEAD_LETTER_TOPIC": "nonesuch"}, 1, "there is no topic nonesuch"),
+        (("--apply",), {"ANABRANCH_INPUT_TOPIC": "nonesuch"}, 1, "there is no topic nonesuch"),
+        (
+            ("--apply",),
+            {"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"},
+            1,
+            "Kafka at 127.0.0.1:1: KafkaConnectionError",
+        ),
+        ((), {"KAFKA_SECURITY_PROTOCOL": "SSL", "KAFKA_SSL_CAFILE": "/nowhere"}, 2, "KAFKA_SSL_*"),
+    ],
+)
+async def test_what_cannot_be_done_is_told_in_one_line(
+    channel: Channel, arguments: tuple[str, ...], settings: Mapping[str, str], code: int, said: str
+) -> None:
+    done: subprocess.CompletedProcess[str] = await asyncio.to_thread(
+        lambda: anabranch("replay", *arguments, channel=channel, **settings)
+    )
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    line = done.stderr
+    assert said.format(dead=channel.dead_letters) in line
