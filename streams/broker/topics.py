@@ -1,6 +1,6 @@
 """The three topics: what they must be like, and how to make them so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ __all__ = [
     "TopicSpec",
     "check_topics",
     "create_topics",
+    "partitions_of",
     "topic_specs",
 ]
 
@@ -134,6 +135,27 @@ async def check_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list[
             else await _look(client, spec, created=False)
             for spec in specs
         ]
+    finally:
+        await client.close()
+
+
+async def partitions_of(options: Mapping[str, Any], topics: Iterable[str]) -> dict[str, list[int]]:
+    """Each topic's partitions, in order; a topic that does not exist is left out, and not created by the question.
+
+    Raises:
+        KafkaError: the broker cannot be reached or refuses.
+    """
+    client = AIOKafkaAdminClient(**options)
+    await client.start()
+    try:
+        present = set(await client.list_topics())
+        wanted = [topic for topic in topics if topic in present]
+        found = {}
+        for description in await client.describe_topics(wanted) if wanted else ():
+            if description["error_code"]:
+                raise for_code(description["error_code"])(description["topic"])
+            found[description["topic"]] = sorted(entry["partition"] for entry in description["partitions"])
+        return found
     finally:
         await client.close()
 

@@ -6,6 +6,7 @@ Each command imports what it needs when it runs: Faust alone takes half a second
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -325,6 +326,8 @@ def replay(
     from streams.replay.letters import Choice
     from streams.replay.run import BadPartition, ReplayError
 
+    if math.isnan(rate):  # which is in no range and out of none
+        raise _Unusable("replay: --rate: nan is no number")
     try:
         choice = Choice(frozenset(codes), frozenset(partitions), *view.period(since, until))
     except ValueError as error:
@@ -457,10 +460,7 @@ def validate(
 def _client_options(settings: Settings) -> dict[str, Any]:
     from streams.worker.configured import broker_connection
 
-    try:
-        return broker_connection(settings).client_options()
-    except OSError as error:
-        raise SettingsError(f"KAFKA_SSL_*: a certificate or key cannot be used: {error.strerror}") from None
+    return broker_connection(settings).client_options()
 
 
 def _hush() -> None:

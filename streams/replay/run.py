@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams.broker.stretch import read_stretch
+from streams.broker.topics import partitions_of
 from streams.replay.journal import BadEntry, Entry, Journal
 from streams.replay.letters import Choice, Fate, Letter, fate, read_letter, restored
 from streams.replay.lock import Busy, Lock, group_of
@@ -94,8 +95,9 @@ class Replay:
             ReplayError: a topic or partition is missing, or the journal cannot be read.
             KafkaError: the broker cannot be reached or refuses.
         """
+        letters, inputs = await self._partitions()
         async with self._reader() as consumer:
-            return self._tally(await self._survey(consumer))
+            return self._tally(await self._survey(consumer, letters, inputs))
 
     async def apply(self, *, rate: float, on_progress: Callable[[int, int], object]) -> Tally:
         """Replay the chosen letters, and say what became of them.
@@ -108,11 +110,11 @@ class Replay:
             ReplayError: as `look`; or another replay is under way.
             KafkaError: as `look`; what has been replayed so far is known to the next replay.
         """
+        letters, inputs = await self._partitions()
         async with self._reader() as consumer:
-            await self._partitions(consumer)  # a group on a missing topic would only wait
             try:
                 async with Lock(self._options, self._dead_letter_topic) as lock, self._producer() as producer:
-                    shares = await self._survey(consumer)
+                    shares = await self._survey(consumer, letters, inputs)
                     tally = self._tally(shares)
                     posting = _Posting(
                         producer,
@@ -123,7 +125,7 @@ class Replay:
                         on_progress=lambda done: on_progress(done, tally.count(Fate.REPLAY)),
                     )
                     for share in shares:
-                        await self._post(consumer, share, posting)
+                        await self._post(consumer, share, posting, inputs)
                     return self._tally(shares, posting.failed)
             except Busy:
                 raise ReplayError(
@@ -133,8 +135,9 @@ class Replay:
 
     # Looking
 
-    async def _survey(self, consumer: AIOKafkaConsumer) -> list[_Share]:
-        letters, inputs = await self._partitions(consumer)
+    async def _survey(
+        self, consumer: AIOKafkaConsumer, letters: Iterable[TopicPartition], inputs: list[TopicPartition]
+    ) -> list[_Share]:
         shares = []
         for partition in letters:
             if self._choice.partitions and partition.partition not in self._choice.partitions:
@@ -172,11 +175,11 @@ class Replay:
             share.letters.append(letter)
 
     async def _recognise(
-        self, consumer: AIOKafkaConsumer, share: _Share, inputs: Iterable[TopicPartition]
+        self, consumer: AIOKafkaConsumer, share: _Share, inputs: list[TopicPartition]
     ) -> None:
         """Look for the marks of letters that runs which did not come to their end have published."""
-        ends = await consumer.end_offsets(list(inputs))
-        for partition in ends:
+        ends = await consumer.end_offsets(inputs)
+        for partition in inputs:
             async for record in read_stretch(consumer, partition, share.journal.beyond(partition.partition)):
                 source = source_of(record.headers)
                 if source is not None and source[:2] == (self._dead_letter_topic, share.partition):
@@ -206,12 +209,13 @@ class Replay:
 
     # Replaying
 
-    async def _post(self, consumer: AIOKafkaConsumer, share: _Share, posting: "_Posting") -> None:
+    async def _post(
+        self, consumer: AIOKafkaConsumer, share: _Share, posting: "_Posting", inputs: list[TopicPartition]
+    ) -> None:
         due = {letter.offset for letter in share.letters if self._is_due(share, letter)}
         if not due and not share.recognised:
             return
         if not share.settled:
-            _, inputs = await self._partitions(consumer)
             ends = await consumer.end_offsets(inputs)
             share.beyond = {partition.partition: end for partition, end in ends.items()}
         await posting.begin(share, more=bool(due))
@@ -228,27 +232,20 @@ class Replay:
 
     # Kafka
 
-    async def _partitions(
-        self, consumer: AIOKafkaConsumer
-    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    async def _partitions(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Of the dead-letter topic, and of the input topic."""
-        there = await consumer.topics()
-        found = []
-        for topic in (self._dead_letter_topic, self._input_topic):
+        topics = (self._dead_letter_topic, self._input_topic)
+        there = await partitions_of(self._options, topics)
+        for topic in topics:
             if topic not in there:
                 raise ReplayError(f"there is no topic {topic}; `anabranch topics` creates it")
-            found.append(
-                [
-                    TopicPartition(topic, number)
-                    for number in sorted(consumer.partitions_for_topic(topic) or ())
-                ]
-            )
-        missing = self._choice.partitions - {partition.partition for partition in found[0]}
+        letters, inputs = ([TopicPartition(topic, number) for number in there[topic]] for topic in topics)
+        missing = self._choice.partitions - set(there[self._dead_letter_topic])
         if missing:
             raise BadPartition(
-                f"{self._dead_letter_topic} has no partition {min(missing)}; it has 0 to {len(found[0]) - 1}"
+                f"{self._dead_letter_topic} has no partition {min(missing)}; it has 0 to {len(letters) - 1}"
             )
-        return found[0], found[1]
+        return letters, inputs
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:

@@ -332,40 +332,17 @@ def anabranch(
     )
 
 
-def start_anabranch(
-    *arguments: str, channel: Channel, dsn: str = "", **settings: str
-) -> subprocess.Popen[str]:
-    """The command, as an operator runs it; its output is piped."""
+def start_anabranch(*arguments: str, channel: Channel) -> subprocess.Popen[str]:
+    """The same, not waited for; its output is piped."""
     return subprocess.Popen(
         [sys.executable, "-m", "streams", *arguments],
         cwd=_ROOT,
-        env={
-            "PATH": os.environ.get("PATH", ""),
-            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
-            "DATABASE_CONNECTION_STRING": dsn,
-            "ANABRANCH_INPUT_TOPIC": channel.input,
-            "ANABRANCH_OUTPUT_TOPIC": channel.output,
-            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
-            **settings,
-        },
+        env=_environment(channel, None),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def anabranch(
-    *arguments: str, channel: Channel, dsn: str = "", **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """The command, as an operator runs it, to its end."""
-    with start_anabranch(*arguments, channel=channel, dsn=dsn, **settings) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=60)
-        except BaseException:
-            process.kill()
-            raise
-        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
 class Samples:

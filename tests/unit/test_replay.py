@@ -1,0 +1,319 @@
+"""Which dead letters are replayed, what comes back of them, and what is remembered: without Kafka."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.cli import replay as view
+from streams.cli.main import commands
+from streams.core.errors import GaveUp, UnknownProfile
+from streams.replay.journal import JOURNAL_HEADER, BadEntry, Entry, Journal, is_entry
+from streams.replay.letters import Choice, Fate, Letter, fate, read_letter, restored
+from streams.replay.lock import _Election
+from streams.replay.marks import Place, attempts_of, marked, source_of
+from streams.replay.pace import Pace
+from streams.replay.tally import Tally
+from streams.wire.deadletter import Foreign, Origin, error_headers, read_dead_letter
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+ADDED = error_headers(UnknownProfile("no such profile"), topic="in", partition=2, offset=7)
+SOURCE = Place("dead.letters-v1", 3, 41)
+
+# Names that an event may have brought with it, those of the marks and of dead letters among them.
+NAMES = st.sampled_from(
+    ["traceparent", "x", "", "anabranch.error.code", "__connect.errors.offset", JOURNAL_HEADER]
+)
+HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=20)))
+
+
+def letter(**fields: object) -> Letter:
+    defaults: dict[str, object] = {
+        "partition": 0,
+        "offset": 5,
+        "written_at": NOW,
+        "code": "unknown_profile",
+        "topic": "in",
+        "attempts": 0,
+    }
+    return Letter(**(defaults | fields))  # type: ignore[arg-type]
+
+
+# The event
+
+
+@given(HEADERS)
+def test_what_a_dead_letter_added_is_taken_off_again(own: list[tuple[str, bytes | None]]) -> None:
+    origin, rest = read_dead_letter([*own, *ADDED])
+    assert origin == Origin("unknown_profile", "in", 2, 7)
+    assert list(rest) == own
+
+
+@given(HEADERS, st.integers(0, 5))
+def test_an_event_comes_back_byte_for_byte_however_often(
+    own: list[tuple[str, bytes | None]], times: int
+) -> None:
+    """Replayed, put aside again by a worker that carries its headers along, and so on."""
+    headers = list(own)
+    for attempt in range(1, times + 1):
+        source = Place("dead", 0, attempt)
+        event = restored(source=source, key=None, value=b"\0\xff", headers=[*headers, *ADDED])
+        assert (event.partition, event.key, event.value) == (2, None, b"\0\xff")
+        assert list(event.headers[: len(own)]) == own
+        assert len(event.headers) == len(own) + 2
+        assert attempts_of(event.headers) == attempt
+        assert source_of(event.headers) == source
+        headers = list(event.headers)
+
+
+@pytest.mark.parametrize("missing", [name for name, _ in ADDED])
+def test_without_one_of_its_headers_it_is_not_ours(missing: str) -> None:
+    with pytest.raises(Foreign, match=f"no header {missing}"):
+        read_dead_letter([(name, value) for name, value in ADDED if name != missing])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("__connect.errors.partition", b"two"),
+        ("__connect.errors.offset", b""),
+        ("anabranch.error.code", b"\xff"),
+    ],
+)
+def test_headers_that_nobody_of_ours_wrote(name: str, value: bytes) -> None:
+    with pytest.raises(Foreign, match="malformed"):
+        read_dead_letter([(known, value if known == name else told) for known, told in ADDED])
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"1.0", b" 1", b"9" * 10, "٣".encode(), None])
+def test_an_attempt_count_that_cannot_be_read_is_none(value: bytes | None) -> None:
+    assert attempts_of([("anabranch.replay.attempts", value)]) is None
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"dead", b"dead[1]", b"dead[1]@", b"a b[1]@2", b"d[1]@2 ", b"\xff", None]
+)
+def test_a_source_that_cannot_be_read_is_none(value: bytes | None) -> None:
+    assert source_of([("anabranch.replay.from", value)]) is None
+
+
+def test_a_source_survives_its_header() -> None:
+    assert source_of(marked([], source=SOURCE, attempts=1)) == SOURCE
+
+
+# The choice
+
+
+def test_nothing_chosen_is_everything() -> None:
+    assert Choice().takes(letter())
+    assert Choice().takes(letter(code=None))
+
+
+@pytest.mark.parametrize(
+    ("choice", "taken"),
+    [
+        (Choice(codes=frozenset({"unknown_profile", "expired"})), True),
+        (Choice(codes=frozenset({"expired"})), False),
+        (Choice(partitions=frozenset({0, 3})), True),
+        (Choice(partitions=frozenset({1})), False),
+        (Choice(since=NOW), True),
+        (Choice(since=NOW + timedelta(milliseconds=1)), False),
+        (Choice(until=NOW), False),
+        (Choice(until=NOW + timedelta(milliseconds=1)), True),
+        (Choice(codes=frozenset({"unknown_profile"}), partitions=frozenset({1})), False),
+    ],
+)
+def test_chosen_by_code_partition_and_time(choice: Choice, *, taken: bool) -> None:
+    assert choice.takes(letter()) is taken
+
+
+def test_what_has_no_code_is_not_chosen_by_code() -> None:
+    assert not Choice(codes=frozenset({"expired"})).takes(letter(code=None))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, Fate.REPLAY),
+        ({"offset": 6}, Fate.ALREADY),
+        ({"attempts": 2}, Fate.REPLAY),
+        ({"attempts": 3}, Fate.EXHAUSTED),
+        ({"attempts": None}, Fate.EXHAUSTED),
+        ({"topic": "another"}, Fate.ELSEWHERE),
+        ({"code": None}, Fate.FOREIGN),
+    ],
+)
+def test_fates(fields: dict[str, object], expected: Fate) -> None:
+    assert fate(letter(**fields), input_topic="in", replayed={6}, max_attempts=3) is expected
+
+
+@pytest.mark.parametrize("timestamp", [-1, 0, 2**63 - 1, -(2**63)])
+def test_any_timestamp_is_some_instant(timestamp: int) -> None:
+    read_letter(partition=0, offset=0, timestamp_ms=timestamp, headers=ADDED, value=b"")
+
+
+def test_a_tombstone_is_nobodys_letter() -> None:
+    assert read_letter(partition=0, offset=0, timestamp_ms=0, headers=ADDED, value=None).code is None
+
+
+# The journal
+
+OFFSETS = st.frozensets(st.integers(0, 2**62), max_size=50)
+ENTRIES = st.builds(
+    Entry,
+    run=st.sampled_from("abc"),
+    replayed=OFFSETS,
+    beyond=st.none() | st.dictionaries(st.integers(0, 99), st.integers(0, 2**62)),
+    settled=st.frozensets(st.sampled_from("abc")),
+)
+
+
+@given(ENTRIES)
+def test_an_entry_survives_its_bytes(entry: Entry) -> None:
+    assert Entry.read(entry.headers, entry.encode()) == entry
+
+
+def test_an_entry_of_many_is_short_where_they_follow_each_other() -> None:
+    entry = Entry("run", frozenset(range(1000)) | {2000}, None)
+    assert json.loads(entry.encode())["replayed"] == [[0, 999], [2000, 2000]]
+
+
+def test_a_letter_is_no_entry_whatever_its_event_brought() -> None:
+    entry = Entry("run", frozenset({1}), None)
+    assert is_entry(entry.headers)
+    assert Entry.read([*entry.headers, *ADDED], entry.encode()) is None
+    assert Entry.read([("x", b"1")], entry.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [
+        (b"2", b"{}"),
+        (b"1", None),
+        (b"1", b""),
+        (b"1", b"[]"),
+        (b"1", b"{}"),
+        (b"1", b'{"run":"r","replayed":[[1]],"beyond":null,"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[],"beyond":[],"settled":[]}'),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_not_passed_over(version: bytes, value: bytes | None) -> None:
+    with pytest.raises(BadEntry):
+        Entry.read([(JOURNAL_HEADER, version)], value)
+
+
+def test_a_run_is_unsettled_until_it_ends_or_another_has_looked() -> None:
+    journal = Journal()
+    assert journal.unsettled == frozenset()
+    journal.add(Entry("a", frozenset(), {0: 10, 1: 20}))
+    journal.add(Entry("a", frozenset({1, 2}), {0: 12, 1: 20}))
+    assert (journal.replayed, journal.unsettled) == ({1, 2}, {"a"})
+    assert (journal.beyond(0), journal.beyond(1), journal.beyond(2)) == (12, 20, 0)
+    # Killed. Another one looks, and is killed too; its own publications come after its look.
+    journal.add(Entry("b", frozenset({3}), {0: 15, 1: 15}, settled=frozenset({"a"})))
+    assert (journal.replayed, journal.unsettled) == ({1, 2, 3}, {"b"})
+    assert journal.beyond(0) == 15
+    # The first was not dead after all: what it still says is true, and ends nobody else's run.
+    journal.add(Entry("a", frozenset({4}), {0: 13, 1: 20}))
+    assert (journal.beyond(0), journal.beyond(1)) == (13, 15)
+    journal.add(Entry("a", frozenset(), None))
+    assert journal.unsettled == {"b"}
+    journal.add(Entry("b", frozenset({5}), None))
+    assert (journal.replayed, journal.unsettled) == ({1, 2, 3, 4, 5}, frozenset())
+
+
+# One at a time
+
+
+def test_the_holder_keeps_the_lock_and_one_of_several_gets_it() -> None:
+    first, second = _Election(), _Election()
+
+    def elect(members: dict[str, _Election]) -> None:
+        told = members["a"].assign(None, {name: member.metadata(["t"]) for name, member in members.items()})
+        for name, member in members.items():
+            member.on_assignment(told[name])
+
+    elect({"a": second, "b": first})
+    assert [second.holds, first.holds] == [True, False]
+    first.holds, second.holds = True, False
+    elect({"a": second, "b": first})
+    assert [second.holds, first.holds] == [False, True]
+
+
+def test_pace_makes_up_for_nothing() -> None:
+    clock = [100.0]
+    pace = Pace(4, lambda: clock[0])
+    assert [pace.pause() for _ in range(3)] == [0, 0.25, 0.5]
+    clock[0] = 200.0  # after a long delay: no burst
+    assert [pace.pause() for _ in range(2)] == [0, 0.25]
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [
+        (None, None, (None, None)),
+        ("90s", None, (NOW - timedelta(seconds=90), None)),
+        ("7d", "30m", (NOW - timedelta(days=7), NOW - timedelta(minutes=30))),
+        ("2026-04-30T12:00:00Z", "2h", (NOW - timedelta(days=1), NOW - timedelta(hours=2))),
+        ("2026-05-01T13:00:00+02:00", None, (NOW - timedelta(hours=1), None)),
+    ],
+)
+def test_a_period(since: str | None, until: str | None, expected: object) -> None:
+    assert view.period(since, until, now=NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--since", "yesterday"], "--since"),
+        (["--since", "2026-05-01T12:00:00"], "with an offset"),
+        (["--until", "99999999d"], "--until"),
+        (["--since", "1h", "--until", "2h"], "--since is not before --until"),
+        (["--code", "unknown"], "'unknown' is not one of"),
+        (["--code", "store_misconfigured"], "is not one of"),
+        (["--rate", "0"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--max-attempts", "0"], "--max-attempts"),
+        (["--partition", "-1"], "--partition"),
+        (["--nonesuch"], "--nonesuch"),
+        (["all"], "unexpected extra argument"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(commands, ["replay", *arguments])
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1, done.output
+    assert done.output.startswith("anabranch: replay: ")
+    assert said in done.output
+
+
+def test_a_tally_counts_by_code_and_partition() -> None:
+    later = NOW + timedelta(hours=1)
+    tally = Tally(
+        [
+            (letter(), Fate.REPLAY),
+            (letter(offset=6, written_at=later), Fate.ALREADY),
+            (letter(partition=1, code="expired"), Fate.EXHAUSTED),
+            (letter(partition=1, code=None), Fate.FOREIGN),
+        ]
+    )
+    assert (tally.total, tally.refused, tally.count(Fate.REPLAY)) == (4, 2, 1)
+    assert [(row.code, row.partition) for row in tally.rows] == [
+        (None, 1),
+        ("expired", 1),
+        ("unknown_profile", 0),
+    ]
+    assert (tally.rows[-1].oldest, tally.rows[-1].newest) == (NOW, later)
+    assert tally.places(Fate.EXHAUSTED) == [(1, 5)]
+    assert tally.to_json()[-1]["already"] == 1
+
+
+def test_a_code_of_several_is_carried() -> None:
+    headers = error_headers(GaveUp("search_timeout", "x"), topic="in", partition=0, offset=0)
+    assert read_dead_letter(headers)[0].code == "search_timeout"
