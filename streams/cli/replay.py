@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.replay.letters import REFUSED, Choice, Fate
 from streams.replay.run import Replay
 from streams.replay.tally import Tally
@@ -172,7 +173,7 @@ def _why(outcome: Outcome, fate: Fate) -> str:
         Fate.ELSEWHERE: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
         Fate.FOREIGN: "not written by Anabranch (no header anabranch.error.code)",
         Fate.TOO_LARGE: f"too large for {outcome.input_topic} with the marks:"
-        " raise its max.message.bytes by 1024, and replay them then",
+        f" raise its max.message.bytes by {DEAD_LETTER_MARGIN_BYTES}, then replay again",
         Fate.GONE: "removed by retention meanwhile",
     }[fate]
     places = outcome.tally.places(fate)

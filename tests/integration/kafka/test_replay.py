@@ -12,6 +12,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from corpora import load, tiny_corpus, unit_vectors
 from harness import Channel, Outbox, Worker, as_avro, as_json, query
 
+from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import UnknownProfile
 from streams.wire.deadletter import error_headers
 from tests.conftest import Database
@@ -97,7 +98,7 @@ async def test_the_largest_event_comes_back(
     assert code == 1
     assert (done["replay"], done["too_large"]) == (2, 1)
     await inbox.until(5)
-    await set_most_bytes(channel, channel.input, 4 * _MIB + 1024)
+    await set_most_bytes(channel, channel.input, 4 * _MIB + DEAD_LETTER_MARGIN_BYTES)
     code, done = await replay(channel, "--apply")
     assert (code, done["replay"], done["already"]) == (0, 1, 2)
     await inbox.until(6)
