@@ -1,0 +1,47 @@
+"""`make fuzz`: hostile messages to the decoder, and what came of them. Exit code 1 where something was found."""
+
+import argparse
+import secrets
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fuzz.hunt import Hunt, hunt, our_judge  # found through the path above
+from fuzz.mutations import hostile
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make fuzz FUZZ_ARGS=…", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=300_000, help="how many (%(default)s)")
+    parser.add_argument("--seconds", type=float, help="end after so long, if that is earlier")
+    parser.add_argument("--seed", type=int, help="of an earlier run; a new one otherwise")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="write this message to standard output")
+    options = parser.parse_args()
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    if options.only is not None:
+        sys.stdout.buffer.write(hostile(seed, options.only))
+        return 0
+    print(f"seed {seed}", flush=True)
+
+    def tell(so_far: Hunt) -> None:
+        if so_far.inputs and so_far.inputs % 25_000 == 0:
+            print(f"{so_far.inputs:>9,} messages, {len(so_far.found)} findings", flush=True)
+
+    found = hunt(our_judge(), seed=seed, inputs=options.inputs, seconds=options.seconds, tell=tell)
+    print(f"{found.inputs:,} messages, {found.bytes / found.inputs:,.0f} bytes each on average")
+    for outcome, number in found.outcomes.most_common():
+        print(f"  {outcome:<24}{number:>9,}")
+    times, number = found.most
+    print(f"most memory: {times:.1f} times the message beyond what is free (message {number})")
+    for number, broken in found.found[:20]:
+        print(f"! message {number}: {broken}")
+    if found.found:
+        print(f"✗ {len(found.found)} findings; --seed {seed} --only NUMBER writes the message")
+        return 1
+    print("✓ nothing but our own errors, within bounds, as the contract says")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
