@@ -19,7 +19,8 @@ async def read_stretch(
     """Records from an offset on, up to another, which is not read; what retention or compaction took is missing.
 
     Args:
-        consumer: without a group, with `auto_offset_reset="earliest"`; it reads nothing else meanwhile.
+        consumer: without a group, with `auto_offset_reset="earliest"` and a short wait for fetches that have nothing to
+            bring; it reads nothing else meanwhile.
         partition: where.
         start: the first offset that is wanted.
         end: at most the partition's end. None: its end when reading begins.
@@ -30,17 +31,18 @@ async def read_stretch(
     consumer.assign([partition])
     [first] = (await consumer.beginning_offsets([partition])).values()
     position = max(start, first)
-    open_ended = end is None
+    is_end_known = end is not None
     if end is None:
         [end] = (await consumer.end_offsets([partition])).values()
+        # The embedded broker, asked for the end, tells one within its last batch; with a fetch it tells the end.
+        is_end_known = first == end
     consumer.seek(partition, position)
     patience = time.monotonic() + _PATIENCE_SECONDS
     # By position, not by the last record seen: the last offsets of a log may hold none.
-    while position < end:
+    while position < end or not is_end_known:
         records = await consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
-        if open_ended and (told := consumer.highwater(partition)) is not None:
-            # The embedded broker, asked for the end, tells where its last batch begins; with a fetch it tells the end.
-            end, open_ended = max(end, told), False
+        if not is_end_known and (told := consumer.highwater(partition)) is not None:
+            end, is_end_known = max(end, told), True
         for record in records.get(partition, ()):
             if record.offset >= end:
                 return

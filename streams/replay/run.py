@@ -36,6 +36,9 @@ _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 # A topic bounds batches, not records: above this bound, letters that fit alone would be refused together.
 _MAX_BATCH_BYTES = 16 * 1024
 
+# Where nothing is left to read, a broker would hold the fetch for longer.
+_FETCH_WAIT_MS = 100
+
 
 class ReplayError(Exception):
     """It cannot be done; one line."""
@@ -249,7 +252,12 @@ class Replay:
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        consumer = AIOKafkaConsumer(**self._options, enable_auto_commit=False, auto_offset_reset="earliest")
+        consumer = AIOKafkaConsumer(
+            **self._options,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+        )
         try:
             await consumer.start()
             yield consumer
