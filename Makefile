@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate lint schemas wheel clean
+.PHONY: help demo test evaluate fuzz lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,6 +21,9 @@ test: $(VENV)/.test ## Run every test
 
 evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound
 	@$(BIN)/python -m tests.evaluate
+
+fuzz: $(VENV)/.test ## Send hostile messages to the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check

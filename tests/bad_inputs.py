@@ -5,6 +5,7 @@
 
 import json
 import random
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -25,8 +26,13 @@ TOPIC_ID = "c0ffee00-1234-4abc-8def-0123456789ab"
 
 
 def embedding(seed: int = 7, dimensions: int = 768) -> list[float]:
+    return list(_components_of(seed, dimensions))
+
+
+@cache
+def _components_of(seed: int, dimensions: int) -> tuple[float, ...]:
     rng = random.Random(seed)
-    return [rng.gauss(0, 1) for _ in range(dimensions)]
+    return tuple(rng.gauss(0, 1) for _ in range(dimensions))
 
 
 def valid_event(**changes: Any) -> dict[str, Any]:
