@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fuzz.hunt import Hunt, hunt, our_judge  # found through the path above
 from fuzz.mutations import hostile
 
+_MOST_TOLD = 20
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz FUZZ_ARGS=…", description=__doc__)
@@ -24,7 +26,13 @@ def main() -> int:
         return 0
     print(f"seed {seed}", flush=True)
 
+    told = 0
+
     def tell(so_far: Hunt) -> None:
+        nonlocal told
+        for number, broken in so_far.found[told : told + _MOST_TOLD]:
+            print(f"! message {number}: {broken}", flush=True)
+        told = len(so_far.found)
         if so_far.inputs and so_far.inputs % 25_000 == 0:
             print(f"{so_far.inputs:>9,} messages, {len(so_far.found)} findings", flush=True)
 
@@ -34,8 +42,7 @@ def main() -> int:
         print(f"  {outcome:<24}{number:>9,}")
     times, number = found.most
     print(f"most memory: {times:.1f} times the message beyond what is free (message {number})")
-    for number, broken in found.found[:20]:
-        print(f"! message {number}: {broken}")
+    tell(found)
     if found.found:
         print(f"✗ {len(found.found)} findings; --seed {seed} --only NUMBER writes the message")
         return 1
