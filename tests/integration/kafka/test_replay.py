@@ -21,7 +21,6 @@ from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
     GONE,
     Inbox,
     inbox,
-    killed_in_the_middle,
     letters,
     put_aside,
     replay,
@@ -31,14 +30,6 @@ from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
 _MIB = 1024 * 1024
 _MOST_OVERHEAD = 100
 VECTOR = unit_vectors(1, 1)[0]
-
-
-async def test_kill_dash_nine_in_the_middle_repeats_nothing(
-    channel: Channel,
-    inbox: Inbox,  # noqa: F811
-    figures: Callable[[str], None],
-) -> None:
-    await killed_in_the_middle(channel, inbox, figures)
 
 
 async def test_what_an_outage_put_aside_is_answered_after_it(
