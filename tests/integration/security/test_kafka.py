@@ -158,6 +158,7 @@ async def test_every_command_goes_that_way_and_secrets_stay_where_they_were_put(
     assert (await run("topics", "--max-event-bytes", "4194304")).count("is there") == 3
     assert [finding["level"] for finding in json.loads(await run("check", "--json"))].count("ok") >= 4
     assert json.loads(await run("validate", str(golden), "--json"))["answered"] == 1
+    assert json.loads(await run("replay", "--apply", "--json"))["chosen"] == 0
 
     process = Path("/proc") / str(worker.process.pid)
     _, metrics = await asyncio.to_thread(worker.page, "/metrics")
@@ -285,6 +286,7 @@ async def test_every_command_tells_it(
         (("publish",), event),
         (("tail",), ""),
         (("validate", "-"), golden),
+        (("replay",), ""),
         (("check", "--json"), ""),
     ):
         done = await asyncio.to_thread(
