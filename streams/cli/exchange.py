@@ -7,6 +7,7 @@ from typing import Any
 import click
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
+from streams.broker.records import escape_header_names
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
 from streams.replay.journal import is_entry
@@ -75,6 +76,7 @@ async def tail_topic(
         KafkaError: the broker cannot be reached or refuses.
     """
     topic = settings.anabranch_dead_letter_topic if dead_letters else settings.anabranch_output_topic
+    escape_header_names()
     consumer = AIOKafkaConsumer(
         topic,
         **options,

@@ -14,6 +14,7 @@ from uuid import uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
+from streams.broker.records import escape_header_names
 from streams.broker.stretch import read_stretch
 from streams.broker.topics import partitions_of
 from streams.replay.journal import BadEntry, Entry, Journal
@@ -252,6 +253,7 @@ class Replay:
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
+        escape_header_names()
         consumer = AIOKafkaConsumer(
             **self._options,
             enable_auto_commit=False,

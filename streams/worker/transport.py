@@ -16,6 +16,8 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
+from streams.broker.records import escape_header_names
+
 __all__ = ["Transport"]
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self._unsaid: dict[TP, int] = {}
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        escape_header_names()
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = self._fetch_max_wait_ms  # noqa: SLF001  # read when the consumer starts
         return consumer
