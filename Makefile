@@ -17,7 +17,7 @@ demo: $(VENV)/.demo ## Run the main job on an embedded broker and database, with
 	@$(BIN)/anabranch demo
 
 test: $(VENV)/.test ## Run every test
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound
 	@$(BIN)/python -m tests.evaluate

@@ -27,13 +27,19 @@ from streams.embedded.broker import EmbeddedBroker  # noqa: E402
 
 StartWorker = Callable[..., Worker]
 
-_FIGURES: list[str] = []
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _FIGURES:
+    # Carried by the reports, which come from other processes too.
+    lines = [
+        str(line)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, line in report.user_properties
+        if name == "figure"
+    ]
+    if lines:
         terminalreporter.section("figures")
-        for line in _FIGURES:
+        for line in lines:
             terminalreporter.write_line(line)
 
 
@@ -42,7 +48,7 @@ def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Takes a line to print at the end of the run."""
 
     def add(line: str) -> None:
-        _FIGURES.append(f"{request.node.name}: {line}")
+        request.node.user_properties.append(("figure", f"{request.node.name}: {line}"))
 
     return add
 
