@@ -27,6 +27,7 @@ from streams.embedded.broker import EmbeddedBroker  # noqa: E402
 
 StartWorker = Callable[..., Worker]
 
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # Carried by the reports, which come from other processes too.
     lines = [
