@@ -47,6 +47,22 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Carried by the reports, which come from other processes too.
+    lines = [
+        str(line)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, line in report.user_properties
+        if name == "figure"
+    ]
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
 @dataclass(frozen=True)
 class Database:
     """Connection strings of one database, by role."""

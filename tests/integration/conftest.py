@@ -28,22 +28,6 @@ from streams.embedded.broker import EmbeddedBroker  # noqa: E402
 StartWorker = Callable[..., Worker]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Carried by the reports, which come from other processes too.
-    lines = [
-        str(line)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if isinstance(report, pytest.TestReport) and report.when == "call"
-        for name, line in report.user_properties
-        if name == "figure"
-    ]
-    if lines:
-        terminalreporter.section("figures")
-        for line in lines:
-            terminalreporter.write_line(line)
-
-
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Takes a line to print at the end of the run."""
