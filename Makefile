@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate lint schemas wheel clean
+.PHONY: help demo test evaluate faults lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ test: $(VENV)/.test ## Run every test
 
 evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound
 	@$(BIN)/python -m tests.evaluate
+
+faults: $(VENV)/.test ## Break everything around the workers under load, and account for every event
+	@$(BIN)/python -m tests.faults
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check
