@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import platform
 import random
@@ -13,12 +14,19 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import workers
+from tests.faults import brokers, log_gaps, network, refusals, store, workers
 from tests.faults.fault import Fault, Outcome, run
 from tests.faults.stack import Servers
 from tests.integration.kafka.apache_kafka import VERSION, KafkaUnavailable, jars
 
-FAULTS: Final = [*workers.FAULTS]
+FAULTS: Final = [
+    *workers.FAULTS,
+    *brokers.FAULTS,
+    *store.FAULTS,
+    *network.FAULTS,
+    *log_gaps.FAULTS,
+    *refusals.FAULTS,
+]
 _WIDTH: Final = 118
 
 
@@ -46,7 +54,7 @@ def _row(outcome: Outcome) -> Sequence[str]:
 
 
 async def _run_all(
-    console: Console, faults: Sequence[Fault], *, seed: int, rounds: int | None
+    console: Console, faults: Sequence[Fault], *, seed: int, rounds: int | None, logs: bool
 ) -> list[Outcome]:
     outcomes = []
     async with Servers(jars()) as servers:
@@ -57,7 +65,7 @@ async def _run_all(
             console.print("[red]✗[/]" if outcome.failures else "[green]✓[/]", f"{outcome.seconds:.0f} s")
             for line in outcome.failures:
                 console.print(f"  [red]✗[/] {line}", soft_wrap=True, markup=True)
-            if outcome.logs:
+            if outcome.failures or logs:
                 console.print(outcome.logs, soft_wrap=True, markup=False, highlight=False)
     return outcomes
 
@@ -68,6 +76,9 @@ def main() -> int:
         "--seed", type=int, default=None, help="of what is random; printed, and drawn by default"
     )
     parser.add_argument("--rounds", type=int, default=None, help="of each fault, instead of its own number")
+    parser.add_argument(
+        "--logs", action="store_true", help="show the workers' last words, whatever came of it"
+    )
     parser.add_argument("--list", action="store_true", help="name the faults, and end")
     parser.add_argument("faults", nargs="*", help="some of them; all by default")
     options = parser.parse_args()
@@ -84,9 +95,10 @@ def main() -> int:
         f"[bold]Anabranch under faults[/] with seed {seed}, on {os.cpu_count()} processors"
         f" ({platform.machine()}), Python {platform.python_version()}, Apache Kafka {VERSION}"
     )
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # brokers that are away are the point
     began = perf_counter()
     try:
-        outcomes = asyncio.run(_run_all(console, chosen, seed=seed, rounds=options.rounds))
+        outcomes = asyncio.run(_run_all(console, chosen, seed=seed, rounds=options.rounds, logs=options.logs))
     except KafkaUnavailable as error:
         console.print(f"[red]✗[/] {error}")
         return 1

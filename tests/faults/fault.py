@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from tests.faults.load import Event, good_events
 from tests.faults.oracle import Verdict
-from tests.faults.stack import CONCURRENCY, Servers, Stack, open_stack
+from tests.faults.stack import CONCURRENCY, Plant, Servers, Stack, open_stack
 
 __all__ = ["REPEATS_OF_A_MEMBER", "Fault", "Outcome", "run"]
 
@@ -36,6 +38,7 @@ class Fault:
         limit_seconds: a round has failed when not all is well so long after it was mended.
         repeats: most repeats that a round may cause.
         combinable: whether it may strike while others do.
+        disk: where its broker keeps the records; a broker of its own then.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Fault:
     limit_seconds: float = 30.0
     repeats: int = REPEATS_OF_A_MEMBER
     combinable: bool = False
+    disk: Callable[[], AbstractContextManager[Path]] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,22 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
     verdict, logs = None, ""
     failures = []
     struck = 0
-    async with open_stack(
-        servers,
-        brokers=fault.brokers,
-        rng=rng,
-        per_second=fault.per_second,
-        events=fault.events,
-        settings=fault.settings,
-    ) as stack:
+    async with AsyncExitStack() as open_now:
+        plant = None
+        if fault.disk is not None:
+            data = open_now.enter_context(fault.disk()) / "data"
+            plant = await open_now.enter_async_context(Plant(servers.jars, brokers=1, data=data))
+        stack = await open_now.enter_async_context(
+            open_stack(
+                servers,
+                brokers=fault.brokers,
+                rng=rng,
+                per_second=fault.per_second,
+                events=fault.events,
+                settings=fault.settings,
+                plant=plant,
+            )
+        )
         try:
             if fault.prepare is not None:
                 await fault.prepare(stack)
@@ -107,6 +119,5 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
         failures += verdict.faults
         if verdict.repeats > fault.repeats * struck:
             failures.append(f"{verdict.repeats} repeats, over {fault.repeats} a round")
-        if failures:
-            logs = stack.logs
+        logs = stack.logs
     return Outcome(fault, struck, verdict, recovery, failures, time.monotonic() - began, logs)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count, cycle
@@ -90,8 +90,7 @@ class Load:
         )
 
     async def start(self) -> None:
-        """Connects, and begins to send."""
-        await self.producer.start()
+        """Begins to send."""
         self._running = asyncio.create_task(self._run())
 
     async def finish(self) -> None:
@@ -116,6 +115,11 @@ class Load:
         task = asyncio.create_task(self._send(event, partition))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+    async def send_now(self, event: Event, partition: int) -> None:
+        """As `send`, and waits until it is there."""
+        self.asked[event.asked.name] = event.asked
+        await self._send(event, partition)
 
     async def _run(self) -> None:
         began = time.monotonic()
@@ -158,6 +162,3 @@ def answer_of(record: ConsumerRecord, *, is_result: bool) -> Answer:
     out = BytesIO()
     schemaless_writer(out, RESULT_WRITER.schema, result | {"query_time_ms": 0})
     return Answer(name, "result", b"\0".join([record.key or b"", out.getvalue(), headers]))
-
-
-EventSource = Callable[[], Iterator[Event]]

@@ -64,7 +64,7 @@ class Verdict:
         wrong: with an answer of the other kind, or a dead letter with another code, than what was expected.
         strange: answers to what is not in the input topic and was not there either.
         differing: answered again with other bytes.
-        vanished: the broker had acknowledged them, and the input topic does not have them: Kafka's loss, not the worker's.
+        vanished: the broker had acknowledged them, and the input topic does not have them: not the worker's loss.
         repeats: answers beyond an event's first.
         overtaken: events whose first answer came after that of a later event with the same key.
     """

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -13,6 +14,8 @@ from uuid import uuid4
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
@@ -31,6 +34,7 @@ __all__ = ["Plant", "Servers", "Stack", "open_stack"]
 #: What the worker may open twice over, and little more: so that its limit can be reached.
 MAX_CONNECTIONS = 80
 CONCURRENCY = 8
+_MOST_BYTES = 4 * 1024 * 1024
 
 # Workers come as somebody whom the broker may refuse; everybody else comes by the other door, as its administrator.
 _KAFKA_SETTINGS = {
@@ -74,6 +78,7 @@ class Plant:
     """
 
     def __init__(self, jars: Path, *, brokers: int, data: Path | None = None) -> None:
+        self.data = data
         self.proxies = [Proxy(port) for port in free_ports(brokers)]
         self.cluster = KafkaCluster(
             jars,
@@ -156,6 +161,10 @@ class Stack:
     """One fault's surroundings.
 
     Attributes:
+        dsn: how the workers reach the store: through the proxy, unless somebody says otherwise.
+        replaceable: names of events that the input topic may forget.
+        standby: a second server.
+        at_the_end: whatever is to be cleared away.
         members: the workers that are to be alive.
         busy: those of them that a fault is at work on.
         rng: whatever is random about a fault comes from here.
@@ -170,6 +179,7 @@ class Stack:
     load: Load
     folder: Path
     rng: random.Random
+    dsn: str
     settings: Mapping[str, str] = field(default_factory=dict)
     program: Sequence[str] = ("-m", "streams", "worker")
     members: list[Worker] = field(default_factory=list)
@@ -177,22 +187,19 @@ class Stack:
     replaceable: set[str] = field(default_factory=set)
     store_process: asyncio.Lock = field(default_factory=asyncio.Lock)
     broker_process: asyncio.Lock = field(default_factory=asyncio.Lock)
+    standby: EmbeddedPostgres | None = None
+    at_the_end: ExitStack = field(default_factory=ExitStack)
     _started: list[Worker] = field(default_factory=list)
     _observer: AIOKafkaConsumer | None = None
 
     # Workers
-
-    @property
-    def workers_dsn(self) -> str:
-        """Through the proxy."""
-        return self.database.worker.replace(f":{self.store.embedded.port}/", f":{self.store_proxy.port}/")
 
     def start_worker(self, **settings: str) -> Worker:
         """One more member."""
         worker = Worker(
             self.folder / f"worker-{len(self._started)}.log",
             self.channel,
-            self.workers_dsn,
+            self.dsn,
             {
                 "KAFKA_BOOTSTRAP_SERVERS": self.plant.workers_bootstrap,
                 **_WORKER_SETTINGS,
@@ -205,10 +212,22 @@ class Stack:
         self.members.append(worker)
         return worker
 
+    def replace(self, worker: Worker) -> Worker:
+        """kill -9, and another one in its place."""
+        worker.kill()
+        self.members.remove(worker)
+        return self.start_worker()
+
+    async def until_unready(self, *, seconds: float) -> None:
+        """Waits until no member is ready: each of them knows that something is wrong."""
+        await asyncio.gather(*(worker.until_ready(ready=False, seconds=seconds) for worker in self.members))
+
     @asynccontextmanager
     async def one_of_the_workers(self) -> AsyncIterator[Worker]:
         """A member that nothing else is being done to."""
-        while not (idle := [worker for worker in self.members if worker.port not in self.busy]):
+        while not (  # noqa: ASYNC110  # whoever is at work on one tells nobody
+            idle := [worker for worker in self.members if worker.port not in self.busy]
+        ):
             await asyncio.sleep(0.1)
         worker = self.rng.choice(idle)
         self.busy.add(worker.port)
@@ -251,6 +270,29 @@ class Stack:
         return {
             tp.partition: end for tp, end in (await observer.end_offsets(list(observer.assignment()))).items()
         }
+
+    @asynccontextmanager
+    async def commits_only_advance(self) -> AsyncIterator[None]:
+        """Sees that no committed offset goes back: nobody commits who is not the partition's owner."""
+        highest: dict[int, int] = {}
+        over = asyncio.Event()
+
+        async def watch() -> None:
+            while not over.is_set():
+                for partition, offset in (await self.committed()).items():
+                    before = highest.setdefault(partition, offset)
+                    assert offset >= before, (
+                        f"committed offset of [{partition}] went from {before} to {offset}"
+                    )
+                    highest[partition] = offset
+                await asyncio.sleep(0.05)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            over.set()
+            await watching
 
     async def _look(self) -> AIOKafkaConsumer:
         if self._observer is None:
@@ -357,6 +399,24 @@ class Stack:
         finally:
             await reader.stop()
 
+    async def gaps(self) -> int:
+        """How often an offset of the input topic is not followed by the next one."""
+        offsets = sorted((record.partition, record.offset) for record in await self._input())
+        return sum(here[0] == there[0] and there[1] - here[1] > 1 for here, there in pairwise(offsets))
+
+    async def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
+        """Changes a topic of this stack; what is not named is the broker's default."""
+        client = AIOKafkaAdminClient(bootstrap_servers=self.channel.bootstrap_servers)
+        await client.start()
+        try:
+            resource = ConfigResource(
+                ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(_MOST_BYTES), **config}
+            )
+            [response] = await client.alter_configs([resource])
+            assert [error for error, *_ in response.resources] == [0], response
+        finally:
+            await client.close()
+
     # The store
 
     async def execute(self, statement: str, *values: object) -> None:
@@ -366,6 +426,11 @@ class Stack:
             await connection.execute(statement, *values)
         finally:
             await connection.close()
+
+    def mend(self) -> None:
+        """Nothing stands between the workers and their servers."""
+        for proxy in (self.store_proxy, *self.plant.proxies):
+            proxy.mend()
 
     async def close(self) -> None:
         if self._observer is not None:
@@ -397,6 +462,7 @@ async def open_stack(
         )
         outbox = await open_now.enter_async_context(Outbox(channel))
         load = Load(cluster.bootstrap_servers, channel.input, events(), per_second=per_second)
+        await load.producer.start()
         open_now.push_async_callback(load.close)
         stack = Stack(
             plant=plant,
@@ -410,8 +476,12 @@ async def open_stack(
             rng=rng,
             settings=settings or {},
             program=program,
+            dsn=database.worker.replace(f":{store.embedded.port}/", f":{servers.store_proxy.port}/"),
         )
+        open_now.callback(stack.at_the_end.close)
+        open_now.callback(stack.mend)
         open_now.push_async_callback(stack.close)
         open_now.callback(stack.end_workers)
         yield stack
+    await asyncio.to_thread(store.embedded.start)
     await asyncio.to_thread(store.drop, database)
