@@ -1,16 +1,18 @@
 """Faust's Kafka transport, where its consumer does not do what a worker needs.
 
-Three differences: how long a fetch waits at the broker, which Faust fixes; a commit that fails, which ends Faust's
-worker; and what was acknowledged before a rebalance, which Faust forgets. Nothing is lost by a commit that fails: what
-it would have said is said by the next one.
+Four differences: how long a fetch waits at the broker, which Faust fixes; a commit that fails, which ends Faust's
+worker; what was acknowledged before a rebalance, which Faust forgets; and a member that has not asked for events for
+long, which would never come back. Nothing is lost by a commit that fails: what it would have said is said by the next
+one.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
 import aiokafka
+from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
@@ -19,6 +21,23 @@ from faust.types import TP
 __all__ = ["Transport"]
 
 logger = logging.getLogger(__name__)
+
+
+class _Subscription(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
+    """Lets a member join again that has left its group because it did not ask for events for long.
+
+    aiokafka waits for it to ask before it joins; Faust does not let it ask before it has joined. Where the outage that
+    held its events back was longer than the poll interval, it would stay away for ever.
+    """
+
+    def __init__(self, flowing: Callable[[], bool]) -> None:
+        super().__init__()
+        self._flowing = flowing
+
+    @property
+    def fetcher_idle_time(self) -> float:
+        """Seconds since it last asked for events; 0 while it may not."""
+        return super().fetcher_idle_time if self._flowing() else 0.0
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
@@ -32,6 +51,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = self._fetch_max_wait_ms  # noqa: SLF001  # read when the consumer starts
+        consumer._subscription = _Subscription(lambda: bool(self.consumer.flow_active))  # noqa: SLF001  # likewise
         return consumer
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:

@@ -1,5 +1,6 @@
 """What a fault is, and one run of it."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -19,6 +20,7 @@ REPEATS_OF_A_MEMBER = CONCURRENCY + 200
 
 _SETTLE_SECONDS = 60.0
 _READY_SECONDS = 60.0
+_CALM_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,12 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 await worker.until_ready(seconds=_READY_SECONDS)
             await stack.load.start()
             await stack.until_recovered(_READY_SECONDS)
+            await asyncio.sleep(_CALM_SECONDS)
             for _ in range(rounds or fault.rounds):
                 await fault.strike(stack)
                 recovery.append(await stack.until_recovered(fault.limit_seconds))
                 struck += 1
+            await asyncio.sleep(_CALM_SECONDS)  # and it goes on
             verdict = await stack.settle(_SETTLE_SECONDS)
         except AssertionError as error:
             failures.append(str(error))

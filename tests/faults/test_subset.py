@@ -1,0 +1,110 @@
+"""Some of the faults that `make faults` runs, as tests; and proof that the oracle sees a worker that acknowledges wrongly."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from tests.faults import brokers, store, workers
+from tests.faults.broken import WAYS
+from tests.faults.fault import run
+from tests.faults.load import Event, good_events
+from tests.faults.network import FAULTS as NETWORK
+from tests.faults.oracle import Asked, Verdict
+from tests.faults.stack import Servers, Stack, open_stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FAULTS = {
+    fault.name: fault for fault in [*workers.FAULTS, *brokers.FAULTS, *store.FAULTS, *NETWORK]
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("worker-kill", 10), ("worker-zombie", 1), ("store-immediate-stop", 2), ("broker-kill", 1)],
+)
+async def test_nothing_is_lost(servers: Servers, name: str, rounds: int) -> None:
+    seed = random.SystemRandom().randrange(1_000_000)
+    outcome = await run(FAULTS[name], servers, random.Random(seed), rounds=rounds)
+    print(f"seed {seed}: {outcome.verdict}, recovery {outcome.recovery}\n{outcome.logs}")
+    assert outcome.failures == []
+    assert outcome.rounds == rounds
+    assert outcome.verdict is not None
+    assert outcome.verdict.events > 100
+
+
+# A worker that acknowledges wrongly, with a fault that finds it out at once.
+
+
+def some_slow() -> Iterator[Event]:
+    """One in seven takes two seconds, so that those behind it are done before it."""
+    quick, slow = good_events(), good_events(principals=["user:slow"])
+    number = 0
+    while True:
+        number += 1
+        event = next(slow if number % 7 == 0 else quick)
+        yield Event(Asked(event.asked.name, event.asked.key), event.value)
+
+
+async def kill(stack: Stack) -> None:
+    """In the middle of searches that take long, as the caller sees to."""
+    for _ in range(3):
+        await asyncio.sleep(stack.rng.uniform(2, 3))
+        stack.replace(stack.members[0])
+        await stack.members[0].until_ready(seconds=60)
+
+
+async def kill_behind_a_slow_line(stack: Stack) -> None:
+    stack.store_proxy.delay_seconds = 0.05
+    await kill(stack)
+    stack.mend()
+
+
+async def kill_after_resets(stack: Stack) -> None:
+    await FAULTS["store-connections-reset"].strike(stack)
+    await kill(stack)
+
+
+STRIKES = {
+    "before_publishing": kill_behind_a_slow_line,
+    "out_of_order": kill,
+    "on_exception": kill_after_resets,
+}
+
+
+async def account_for(
+    servers: Servers, strikes: list[Callable[[Stack], Awaitable[None]]], *program: str
+) -> Verdict:
+    async with open_stack(
+        servers,
+        brokers=1,
+        rng=random.Random(7),
+        per_second=20,
+        events=some_slow,
+        program=("-m", *program),
+    ) as stack:
+        await store.make_some_slow(stack)
+        await stack.start_worker().until_ready(seconds=60)
+        await stack.load.start()
+        for strike in strikes:
+            await strike(stack)
+        verdict = await stack.settle(120)
+        print(f"{verdict}\n{stack.logs}")
+        return verdict
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_oracle_names_what_a_broken_acknowledgement_loses(servers: Servers, way: str) -> None:
+    verdict = await account_for(servers, [STRIKES[way]], "tests.faults.broken", way)
+    assert verdict.lost
+    assert verdict.faults[0].startswith(f"{len(verdict.lost)} lost: ")
+    assert verdict.lost[0] in verdict.faults[0]
+
+
+async def test_the_same_strikes_cost_an_unbroken_worker_nothing(servers: Servers) -> None:
+    verdict = await account_for(servers, list(STRIKES.values()), "streams", "worker")
+    assert verdict.faults == []
+    assert verdict.events > 100
+
