@@ -1,9 +1,9 @@
 """Faust's Kafka transport, where its consumer does not do what a worker needs.
 
-Four differences: how long a fetch waits at the broker, which Faust fixes; a commit that fails, which ends Faust's
-worker; what was acknowledged before a rebalance, which Faust forgets; and a member that has not asked for events for
-long, which would never come back. Nothing is lost by a commit that fails: what it would have said is said by the next
-one.
+How long a fetch waits at the broker, which Faust fixes; events of transactions that were aborted, which Faust reads;
+offsets that are missing from the log, which Faust waits for; a commit that fails, which ends Faust's worker; what was
+acknowledged before a rebalance, which Faust forgets; and a member that has not asked for events for long, which would
+never come back. Nothing is lost by a commit that fails: what it would have said is said by the next one.
 """
 
 import logging
@@ -51,6 +51,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = self._fetch_max_wait_ms  # noqa: SLF001  # read when the consumer starts
+        # What its producer has taken back was never asked.
+        consumer._isolation_level = "read_committed"  # noqa: SLF001  # likewise
         consumer._subscription = _Subscription(lambda: bool(self.consumer.flow_active))  # noqa: SLF001  # likewise
         return consumer
 
@@ -96,6 +98,24 @@ class _Consumer(driver.Consumer):
             beacon=self.beacon,
             fetch_max_wait_seconds=self.transport.fetch_max_wait_seconds,
         )
+
+    def _new_offset(self, tp: TP) -> int | None:
+        """The offset to commit, or None where nothing is new.
+
+        Events are acknowledged strictly in order (`streams.core.acknowledgement`), so the last one speaks for all
+        before it, whatever is missing between them: offsets go to compaction and to the marks of transactions. Faust
+        looks for them, and behind a gap that follows offset 0 it never commits again.
+        """
+        acked = self._acked[tp]
+        if not acked:
+            return None
+        offset = max(acked) + 1
+        acked.clear()
+        self._acked_index[tp].clear()
+        return int(offset)
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Nothing: Faust would count a gap out, number by number, however large it is."""
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         # Faust forgets what was acknowledged since the last commit before anybody is asked to commit it.

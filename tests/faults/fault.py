@@ -19,7 +19,7 @@ __all__ = ["REPEATS_OF_A_MEMBER", "Fault", "Outcome", "run"]
 REPEATS_OF_A_MEMBER = CONCURRENCY + 200
 
 _SETTLE_SECONDS = 60.0
-_READY_SECONDS = 60.0
+_READY_SECONDS = 30.0
 _CALM_SECONDS = 2.0
 
 
@@ -109,8 +109,8 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
             for worker in stack.members:
                 await worker.until_ready(seconds=_READY_SECONDS)
             await stack.load.start()
-            await stack.until_recovered(_READY_SECONDS)
             await asyncio.sleep(_CALM_SECONDS)
+            await stack.until_committed(_READY_SECONDS)
             for _ in range(rounds or fault.rounds):
                 await fault.strike(stack)
                 recovery.append(await stack.until_recovered(fault.limit_seconds))
@@ -119,7 +119,7 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
             verdict = await stack.settle(_SETTLE_SECONDS)
         except AssertionError as error:
             failures.append(str(error))
-            verdict = await stack.account()
+            verdict = await stack.account_for_the_worst(_SETTLE_SECONDS)
         failures += verdict.faults
         if verdict.repeats > fault.repeats * struck:
             failures.append(f"{verdict.repeats} repeats, over {fault.repeats} a round")

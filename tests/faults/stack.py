@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -329,6 +329,24 @@ class Stack:
             await asyncio.sleep(_LOOK_SECONDS)
         raise AssertionError(f"not well {seconds:.0f} s after it was mended: {state}")
 
+    async def until_committed(self, seconds: float) -> None:
+        """Waits until everything that the input topic holds now is committed.
+
+        Raises:
+            AssertionError: it is not, in time.
+        """
+        wanted = await self.ends()
+        deadline = time.monotonic() + seconds
+        while True:
+            committed = await self.committed()
+            behind = {of: committed.get(of, 0) for of, end in wanted.items() if committed.get(of, 0) < end}
+            if not behind:
+                return
+            assert time.monotonic() < deadline, (
+                f"after {seconds:.0f} s commits stand still: {behind} of {wanted}"
+            )
+            await asyncio.sleep(_LOOK_SECONDS)
+
     async def settle(self, seconds: float) -> Verdict:
         """Ends the load, waits until everything is answered and committed, and accounts for it.
 
@@ -355,6 +373,12 @@ class Stack:
                     break  # the oracle names them
                 raise AssertionError(f"{seconds:.0f} s after the load: {state}")
             await asyncio.sleep(_LOOK_SECONDS)
+        return await self.account()
+
+    async def account_for_the_worst(self, seconds: float) -> Verdict:
+        """Accounts after something has failed: whoever can still answer does."""
+        with suppress(AssertionError, KafkaError, TimeoutError):
+            return await self.settle(seconds)
         return await self.account()
 
     async def account(self) -> Verdict:

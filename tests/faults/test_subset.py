@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from tests.faults import brokers, store, workers
+from tests.faults import brokers, log_gaps, store, workers
 from tests.faults.broken import WAYS
 from tests.faults.fault import run
 from tests.faults.load import Event, good_events
@@ -17,13 +17,22 @@ from tests.faults.stack import Servers, Stack, open_stack
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FAULTS = {
-    fault.name: fault for fault in [*workers.FAULTS, *brokers.FAULTS, *store.FAULTS, *NETWORK]
+    fault.name: fault
+    for fault in [*workers.FAULTS, *brokers.FAULTS, *store.FAULTS, *NETWORK, *log_gaps.FAULTS]
 }
 
 
 @pytest.mark.parametrize(
     ("name", "rounds"),
-    [("worker-kill", 10), ("worker-zombie", 1), ("store-immediate-stop", 2), ("broker-kill", 1)],
+    [
+        ("worker-kill", 10),
+        ("worker-zombie", 1),
+        ("store-immediate-stop", 2),
+        ("store-away-longer-than-poll", 1),
+        ("broker-kill", 1),
+        ("gaps-by-aborted-transactions", 1),
+        ("gaps-by-compaction", 1),
+    ],
 )
 async def test_nothing_is_lost(servers: Servers, name: str, rounds: int) -> None:
     seed = random.SystemRandom().randrange(1_000_000)
@@ -107,4 +116,3 @@ async def test_the_same_strikes_cost_an_unbroken_worker_nothing(servers: Servers
     verdict = await account_for(servers, list(STRIKES.values()), "streams", "worker")
     assert verdict.faults == []
     assert verdict.events > 100
-
