@@ -3,9 +3,9 @@
 The oracle that calls every worker faultless would be worth nothing. Each way is a mistake that somebody has made.
 """
 
-import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from streams.cli import main
@@ -44,9 +44,8 @@ def on_exception() -> None:
 
     async def acknowledge_finally(self: Delivery[Any], entry: Entry[Any]) -> None:
         try:
-            await self._handle(entry.item)
-        except Exception:  # noqa: BLE001, S110  # the mistake
-            pass
+            with suppress(Exception):
+                await self._handle(entry.item)
         finally:
             self._acknowledge(entry)
 

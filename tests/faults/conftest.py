@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.faults.stack import Servers
 from tests.integration.kafka.apache_kafka import KafkaUnavailable, jars
@@ -20,7 +21,7 @@ def kafka_jars() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(kafka_jars: Path) -> AsyncIterator[Servers]:
     """For a whole module, whose tests share an event loop."""
     async with Servers(kafka_jars) as opened:

@@ -368,10 +368,7 @@ class Stack:
             silent = time.monotonic() - silent_since
             if lag == 0 and told == 0 and silent > (_SILENCE_SECONDS if missing else 1.0):
                 break
-            if time.monotonic() > deadline:
-                if missing:
-                    break  # the oracle names them
-                raise AssertionError(f"{seconds:.0f} s after the load: {state}")
+            assert time.monotonic() < deadline, f"{seconds:.0f} s after the load: {state}"
             await asyncio.sleep(_LOOK_SECONDS)
         return await self.account()
 
