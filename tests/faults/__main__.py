@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults import brokers, log_gaps, network, refusals, store, workers
+from tests.faults.combined import combine
 from tests.faults.fault import Fault, Outcome, run
 from tests.faults.stack import Servers
 from tests.integration.kafka.apache_kafka import VERSION, KafkaUnavailable, jars
@@ -33,7 +34,7 @@ _WIDTH: Final = 118
 def _table() -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("fault", no_wrap=True)
-    for heading in ("rounds", "events", "lost", "repeats", "recovery s", "at most", "took s"):
+    for heading in ("rounds", "events", "lost", "repeats", "overtaken", "recovery s", "at most", "took s"):
         made.add_column(heading, justify="right", no_wrap=True)
     return made
 
@@ -47,6 +48,7 @@ def _row(outcome: Outcome) -> Sequence[str]:
         "–" if verdict is None else f"{verdict.events:,}",
         "–" if verdict is None else f"{len(verdict.lost):,}",
         "–" if verdict is None else f"{verdict.repeats:,}",
+        "–" if verdict is None else f"{verdict.overtaken:,}",
         "–" if not outcome.recovery else f"{max(outcome.recovery):.1f}",
         f"{outcome.fault.limit_seconds:.0f}",
         f"{outcome.seconds:.0f}",
@@ -76,20 +78,25 @@ def main() -> int:
         "--seed", type=int, default=None, help="of what is random; printed, and drawn by default"
     )
     parser.add_argument("--rounds", type=int, default=None, help="of each fault, instead of its own number")
+    parser.add_argument("--combinations", type=int, default=3, help="draws of several faults at once")
     parser.add_argument(
         "--logs", action="store_true", help="show the workers' last words, whatever came of it"
     )
     parser.add_argument("--list", action="store_true", help="name the faults, and end")
-    parser.add_argument("faults", nargs="*", help="some of them; all by default")
+    parser.add_argument("faults", nargs="*", help="some of them, or 'combined'; all by default")
     options = parser.parse_args()
     by_name = {fault.name: fault for fault in FAULTS}
     if options.list:
         print("\n".join(by_name))
         return 0
-    if unknown := {*options.faults} - {*by_name}:
+    if unknown := {*options.faults} - {*by_name, "combined"}:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    chosen = [by_name[name] for name in options.faults] or FAULTS
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
+    combinations = combine(FAULTS, seed, options.combinations)
+    chosen = [by_name[name] for name in options.faults if name in by_name]
+    if "combined" in options.faults:
+        chosen += combinations
+    chosen = chosen or [*FAULTS, *combinations]
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     console.print(
         f"[bold]Anabranch under faults[/] with seed {seed}, on {os.cpu_count()} processors"

@@ -117,8 +117,8 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 struck += 1
             await asyncio.sleep(_CALM_SECONDS)  # and it goes on
             verdict = await stack.settle(_SETTLE_SECONDS)
-        except AssertionError as error:
-            failures.append(str(error))
+        except (AssertionError, ExceptionGroup) as error:
+            failures += [str(each) for each in getattr(error, "exceptions", [error])]
             verdict = await stack.account_for_the_worst(_SETTLE_SECONDS)
         failures += verdict.faults
         if verdict.repeats > fault.repeats * struck:

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count, cycle
 
+import numpy as np
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
@@ -23,6 +24,7 @@ __all__ = ["NAME_HEADER", "Event", "Load", "answer_of", "good_events", "name_of"
 NAME_HEADER = "fault-suite-event"
 
 _KEYS = 24
+_VECTORS = unit_vectors(16, 2)
 _SEND_TIMEOUT_MS = 120_000
 _MOST_BYTES = 16 * 1024 * 1024
 
@@ -35,13 +37,15 @@ class Event:
     value: bytes
 
 
-def good_events(**fields: object) -> Iterator[Event]:
-    """Each with one short answer, under one of a few keys."""
-    vectors = unit_vectors(16, 2)
-    for number in count():
-        event = query(
-            vectors[number % 16], **{"profile": "docs", "k": 1, "similarity_threshold": 0} | dict(fields)
-        )
+def good_events(vectors: Sequence[np.ndarray] = _VECTORS, **fields: object) -> Iterator[Event]:
+    """Each with one short answer, under one of a few keys.
+
+    Args:
+        vectors: what is asked for, in turn.
+        fields: the same for every event.
+    """
+    for number, vector in enumerate(cycle(vectors)):
+        event = query(vector, **{"profile": "docs", "k": 1, "similarity_threshold": 0, **fields})
         yield Event(Asked(event["event_id"], b"key-%d" % (number % _KEYS)), as_avro(event))
 
 

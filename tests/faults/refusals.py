@@ -60,7 +60,7 @@ async def make_some_big(stack: Stack) -> None:
 def some_big() -> Iterator[Event]:
     """One in ten has a result that is too large."""
     small = good_events()
-    big = good_events(principals=["user:big"], embedding=[float(number) for number in _BIG])
+    big = good_events([_BIG], principals=["user:big"])
     for number in count():
         if number % 10 == 5:
             event = next(big)

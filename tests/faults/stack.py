@@ -1,6 +1,7 @@
 """What a fault befalls: brokers, a store, proxies before both, workers, and load."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -222,6 +223,23 @@ class Stack:
         """Waits until no member is ready: each of them knows that something is wrong."""
         await asyncio.gather(*(worker.until_ready(ready=False, seconds=seconds) for worker in self.members))
 
+    async def until_assigned(self, *, seconds: float) -> None:
+        """Waits until the members alone have every partition."""
+
+        def partitions(worker: Worker) -> int:
+            _, body = worker.page("/healthz/ready")
+            return int(json.loads(body)["partitions"]) if body.startswith("{") else 0
+
+        deadline = time.monotonic() + seconds
+        while True:
+            assigned = [await asyncio.to_thread(partitions, worker) for worker in self.members]
+            if sum(assigned) == PARTITIONS:
+                return
+            assert time.monotonic() < deadline, (
+                f"after {seconds:.0f} s the members have {assigned} partitions"
+            )
+            await asyncio.sleep(_LOOK_SECONDS)
+
     @asynccontextmanager
     async def one_of_the_workers(self) -> AsyncIterator[Worker]:
         """A member that nothing else is being done to."""
@@ -260,9 +278,14 @@ class Stack:
         return sum(end - committed.get(partition, 0) for partition, end in ends.items())
 
     async def committed(self) -> dict[int, int]:
-        """Partition to offset."""
+        """Partition to offset.
+
+        Raises:
+            KafkaError, TimeoutError: the broker does not tell.
+        """
         observer = await self._look()
-        found = {tp.partition: await observer.committed(tp) for tp in observer.assignment()}
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            found = {tp.partition: await observer.committed(tp) for tp in observer.assignment()}
         return {partition: offset for partition, offset in found.items() if offset is not None}
 
     async def ends(self) -> dict[int, int]:
@@ -279,7 +302,10 @@ class Stack:
 
         async def watch() -> None:
             while not over.is_set():
-                for partition, offset in (await self.committed()).items():
+                found: dict[int, int] = {}
+                with suppress(KafkaError, TimeoutError):  # a broker that is away tells nothing
+                    found = await self.committed()
+                for partition, offset in found.items():
                     before = highest.setdefault(partition, offset)
                     assert offset >= before, (
                         f"committed offset of [{partition}] went from {before} to {offset}"

@@ -30,12 +30,13 @@ FAULTS = {
     ("name", "rounds"),
     [
         ("worker-kill", 10),
+        ("worker-sigterm", 2),
         ("worker-zombie", 1),
+        ("worker-scale-1-3-1-2", 1),
         ("store-immediate-stop", 2),
         ("store-away-longer-than-poll", 1),
         ("broker-kill", 1),
         ("gaps-by-aborted-transactions", 1),
-        ("gaps-by-compaction", 1),
     ],
 )
 async def test_nothing_is_lost(servers: Servers, name: str, rounds: int) -> None:
@@ -76,7 +77,9 @@ async def kill_behind_a_slow_line(stack: Stack) -> None:
 
 
 async def kill_after_resets(stack: Stack) -> None:
+    stack.store_proxy.delay_seconds = 0.02  # so that there is something in work to break off
     await FAULTS["store-connections-reset"].strike(stack)
+    stack.mend()
     await kill(stack)
 
 
@@ -88,13 +91,16 @@ STRIKES = {
 
 
 async def account_for(
-    servers: Servers, strikes: list[Callable[[Stack], Awaitable[None]]], *program: str
+    servers: Servers,
+    strikes: list[Callable[[Stack], Awaitable[None]]],
+    *program: str,
+    per_second: float,
 ) -> Verdict:
     async with open_stack(
         servers,
         brokers=1,
         rng=random.Random(7),
-        per_second=4,
+        per_second=per_second,
         events=some_slow,
         program=("-m", *program),
     ) as stack:
@@ -110,13 +116,15 @@ async def account_for(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_oracle_names_what_a_broken_acknowledgement_loses(servers: Servers, way: str) -> None:
-    verdict = await account_for(servers, [STRIKES[way]], "tests.faults.broken", way)
+    verdict = await account_for(servers, [STRIKES[way]], "tests.faults.broken", way, per_second=8)
     assert verdict.lost
     assert verdict.faults[0].startswith(f"{len(verdict.lost)} lost: ")
     assert verdict.lost[0] in verdict.faults[0]
 
 
 async def test_the_same_strikes_cost_an_unbroken_worker_nothing(servers: Servers) -> None:
-    verdict = await account_for(servers, list(STRIKES.values()), "streams", "worker")
+    verdict = await account_for(
+        servers, [kill_behind_a_slow_line, kill_after_resets], "streams", "worker", per_second=4
+    )
     assert verdict.faults == []
     assert verdict.events > 100

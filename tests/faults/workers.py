@@ -37,16 +37,14 @@ async def terminate(stack: Stack) -> None:
 async def freeze(stack: Stack) -> None:
     """SIGSTOP until the group has given up on it, then SIGCONT: what it knew is out of date.
 
-    Then it is killed, and whoever has taken over: where it committed what it should not have, that is lost.
+    Then it is killed, and one of those who took over: where anybody committed what he should not have, that is lost.
     """
     async with stack.one_of_the_workers() as worker, stack.commits_only_advance():
-        before = sum((await stack.committed()).values())
         worker.process.send_signal(signal.SIGSTOP)
         stack.members.remove(worker)
         try:
-            await asyncio.sleep(_SESSION_SECONDS + stack.rng.uniform(3, 5))
-            after = sum((await stack.committed()).values())
-            assert after > before, "nobody took over from the frozen worker"
+            await asyncio.sleep(_SESSION_SECONDS + stack.rng.uniform(1, 3))
+            await stack.until_assigned(seconds=60)
         finally:
             worker.process.send_signal(signal.SIGCONT)
             stack.members.append(worker)
@@ -103,6 +101,6 @@ FAULTS = [
         prepare=slow_down,
         workers=1,
         limit_seconds=40,
-        repeats=10 * CONCURRENCY,
+        repeats=5 * CONCURRENCY,
     ),
 ]
