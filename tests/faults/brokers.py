@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
+from tests.faults.fault import REPEATS_OF_A_MEMBER, CannotBeHad, Fault
 from tests.faults.stack import Stack
 
 __all__ = ["FAULTS", "small_disk"]
@@ -54,10 +54,10 @@ def small_disk() -> Iterator[Path]:
     """A file system of its own, in memory, that can be filled.
 
     Raises:
-        PermissionError: this account may not mount one.
+        CannotBeHad: this account may not mount one.
     """
     if os.geteuid() != 0 or shutil.which("mount") is None:
-        raise PermissionError("only root may mount a small file system")
+        raise CannotBeHad("only root may mount a small file system")
     with TemporaryDirectory(prefix="anabranch-disk-") as folder:
         mounted = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "none", folder],
@@ -66,7 +66,7 @@ def small_disk() -> Iterator[Path]:
             check=False,
         )
         if mounted.returncode != 0:
-            raise PermissionError(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+            raise CannotBeHad(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
         try:
             yield Path(folder)
         finally:
