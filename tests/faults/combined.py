@@ -33,6 +33,7 @@ def _together(chosen: Sequence[Fault]) -> Fault:
         prepare=prepare,
         rounds=2,
         workers=3,
+        per_second=20.0,
         events=lambda: poisoned(good_events(), every=10),
         limit_seconds=90,
         repeats=sum(fault.repeats for fault in chosen) + 2 * REPEATS_OF_A_MEMBER,

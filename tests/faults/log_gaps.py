@@ -130,7 +130,8 @@ FAULTS = [
         rounds=2,
         workers=1,  # another one's joining would make it look at the gap from its other side
         events=unique_events,
-        limit_seconds=40,
+        per_second=20.0,
+        limit_seconds=60,
         repeats=2 * REPEATS_OF_A_MEMBER,
     ),
     Fault(
@@ -139,7 +140,7 @@ FAULTS = [
         prepare=abort_first,
         rounds=2,
         workers=1,  # another one's joining would make it look at the gap from its other side
-        limit_seconds=40,
+        limit_seconds=60,
         repeats=2 * REPEATS_OF_A_MEMBER,
     ),
 ]

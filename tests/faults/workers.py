@@ -14,7 +14,7 @@ _READY_SECONDS = 60.0
 
 async def slow_down(stack: Stack) -> None:
     """Each round trip to the store takes a while, so that there is work in the middle of which to die."""
-    stack.store_proxy.delay_seconds = 0.01
+    stack.store_proxy.delay_seconds = 0.005
 
 
 async def kill(stack: Stack) -> None:
@@ -75,14 +75,26 @@ async def leave(stack: Stack) -> None:
         assert code == 0, f"exit code {code} after SIGTERM"
 
 
+# What one of them alone can serve, through a slow line and on a busy machine.
+_PER_SECOND = 20.0
+
 FAULTS = [
-    Fault("worker-kill", kill, prepare=slow_down, rounds=50, limit_seconds=40, combinable=True),
+    Fault(
+        "worker-kill",
+        kill,
+        prepare=slow_down,
+        per_second=_PER_SECOND,
+        rounds=50,
+        limit_seconds=60,
+        combinable=True,
+    ),
     Fault(
         "worker-sigterm",
         terminate,
         prepare=slow_down,
+        per_second=_PER_SECOND,
         rounds=5,
-        limit_seconds=40,
+        limit_seconds=60,
         repeats=4 * CONCURRENCY,
         combinable=True,
     ),
@@ -90,8 +102,9 @@ FAULTS = [
         "worker-zombie",
         freeze,
         prepare=slow_down,
+        per_second=_PER_SECOND,
         rounds=3,
-        limit_seconds=40,
+        limit_seconds=60,
         repeats=3 * REPEATS_OF_A_MEMBER,
         combinable=True,
     ),
@@ -99,8 +112,9 @@ FAULTS = [
         "worker-scale-1-3-1-2",
         scale,
         prepare=slow_down,
+        per_second=_PER_SECOND,
         workers=1,
-        limit_seconds=40,
+        limit_seconds=60,
         repeats=5 * CONCURRENCY,
     ),
 ]
