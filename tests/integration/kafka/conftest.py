@@ -1,6 +1,5 @@
 """The same workers as next door, on Apache Kafka: ``broker`` is the real one here."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +9,7 @@ import pytest
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE))
 
-from apache_kafka import ApacheKafka, KafkaUnavailable, jars  # noqa: E402  # found through the path above
-
-
-@pytest.fixture(scope="session")
-def kafka_jars() -> Path:
-    try:
-        return jars()
-    except KafkaUnavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+from apache_kafka import ApacheKafka  # noqa: E402  # found through the path above
 
 
 @pytest.fixture(scope="session")
