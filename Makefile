@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate fuzz lint schemas wheel clean
+.PHONY: help demo test evaluate faults fuzz lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, ea
 
 fuzz: $(VENV)/.test ## Send hostile messages to the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+faults: $(VENV)/.test ## Break everything around the workers under load, and account for every event
+	@$(BIN)/python -m tests.faults
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check

@@ -5,6 +5,7 @@
   no superuser; a back end, which writes; a worker, which may read by policy and nothing else.
 * ``database`` is a database of its own for each test, cloned from one that was migrated once, by the owner.
   ``empty_database`` is one that has the extension and nothing else.
+* ``kafka_jars`` is what Apache Kafka is started from. Where it cannot be had its tests are skipped, but for CI=true.
 
 Tests may be coroutines (pytest-asyncio, auto mode).
 """
@@ -19,13 +20,14 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import asyncpg
 import pytest
 
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import migrate
+from tests.integration.kafka.apache_kafka import KafkaUnavailable, jars
 
 SETTING: Final = "anabranch.principals"
 
@@ -145,6 +147,22 @@ def empty_database(postgres: PostgresServer) -> Iterator[Database]:
     created = postgres.empty_database()
     yield created
     postgres.drop(created)
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> Path:
+    """Apache Kafka's jars; resolved where nobody has done so yet."""
+    try:
+        return jars()
+    except KafkaUnavailable as error:
+        unavailable(error)
+
+
+def unavailable(why: Exception) -> NoReturn:
+    """What a test stands on is not here: it is skipped, or fails where everything has to be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(why))
+    pytest.skip(str(why))
 
 
 @contextmanager

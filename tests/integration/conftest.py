@@ -6,11 +6,9 @@ module says which it needs, and why. Where Apache Kafka cannot be had, its half 
 What a test measured goes into ``figures`` and is printed at the end of the run, whether it passed or not.
 """
 
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 from uuid import uuid4
 
 import pytest
@@ -19,7 +17,7 @@ import pytest
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE / "kafka"), str(_HERE.parent)]
 
-from apache_kafka import ApacheKafka, KafkaUnavailable, jars  # noqa: E402  # found through the path above
+from apache_kafka import ApacheKafka  # noqa: E402  # found through the path above
 from certificates import Certificates  # noqa: E402
 from harness import Channel, Outbox, Worker, open_channel  # noqa: E402
 
@@ -51,25 +49,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def kafka_jars() -> Path:
-    try:
-        return jars()
-    except KafkaUnavailable as error:
-        unavailable(error)
-
-
-@pytest.fixture(scope="session")
 def kafka(kafka_jars: Path, certificates: Certificates) -> Iterator[ApacheKafka]:
     """One Apache Kafka for the whole run."""
     with ApacheKafka(kafka_jars, certificates) as started:
         yield started
-
-
-def unavailable(why: Exception) -> NoReturn:
-    """What a test stands on is not here: it is skipped, or fails where everything has to be there."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(str(why))
-    pytest.skip(str(why))
 
 
 @pytest.fixture(params=["embedded", "kafka"])

@@ -23,15 +23,16 @@ from uuid import UUID, uuid4
 import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord
-from bad_inputs import RESULT_WRITER
 from fastavro import schemaless_reader
 from prometheus_client.parser import text_string_to_metric_families
 
 from streams.broker.topics import create_topics, topic_specs
 from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
+from tests.bad_inputs import RESULT_WRITER
 
 __all__ = [
+    "PARTITIONS",
     "Account",
     "Channel",
     "Outbox",
@@ -110,8 +111,8 @@ class Channel:
 
 
 @asynccontextmanager
-async def open_channel(bootstrap_servers: str, name: str) -> AsyncIterator[Channel]:
-    """Creates the topics as `anabranch topics` does."""
+async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) -> AsyncIterator[Channel]:
+    """Creates the topics as `anabranch topics` does, with so many replicas."""
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5, max_request_size=2 * _MOST_BYTES
     )
@@ -121,7 +122,7 @@ async def open_channel(bootstrap_servers: str, name: str) -> AsyncIterator[Chann
         output_topic=channel.output,
         dead_letter_topic=channel.dead_letters,
         partitions=PARTITIONS,
-        replication_factor=1,
+        replication_factor=copies,
         max_event_bytes=_MOST_BYTES,
     )
     await create_topics({"bootstrap_servers": bootstrap_servers}, specs)
@@ -391,10 +392,19 @@ class Samples:
 
 
 class Worker:
-    """``anabranch worker`` in a process of its own, logging into a file."""
+    """``anabranch worker`` in a process of its own, logging into a file.
+
+    Args:
+        program: what Python runs instead.
+    """
 
     def __init__(
-        self, log_file: Path, channel: Channel, dsn: str | None, settings: Mapping[str, str]
+        self,
+        log_file: Path,
+        channel: Channel,
+        dsn: str | None,
+        settings: Mapping[str, str],
+        program: Sequence[str] = ("-m", "streams", "worker"),
     ) -> None:
         self.log_file = log_file
         self.port = free_port()
@@ -407,7 +417,7 @@ class Worker:
         }
         with log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error::ResourceWarning", "-m", "streams", "worker"],
+                [sys.executable, "-W", "error::ResourceWarning", *program],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,8 +1,9 @@
-"""Apache Kafka as users run it, on this machine: one broker in KRaft mode, from the jars that Maven resolves.
+"""Apache Kafka as users run it, on this machine: brokers in KRaft mode, from the jars that Maven resolves.
 
-With certificates it has a listener of each kind beside the plain one, and users who may log in.
+With certificates a broker has a listener of each kind beside the plain one, and users who may log in.
 """
 
+import random
 import re
 import shutil
 import signal
@@ -10,16 +11,27 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from certificates import Certificates
-from maven import Unresolved, resolved
+from tests.certificates import Certificates
+from tests.integration.maven import Unresolved, resolved
 
-__all__ = ["MECHANISMS", "PASSWORD", "USER", "ApacheKafka", "KafkaUnavailable", "jars"]
+__all__ = [
+    "MECHANISMS",
+    "PASSWORD",
+    "USER",
+    "ApacheKafka",
+    "KafkaCluster",
+    "KafkaUnavailable",
+    "Seat",
+    "free_ports",
+    "jars",
+]
 
 # The newest release whose artifacts are all to be had (4.4.0 lacks one); it runs on Java 17.
 VERSION: Final = "4.3.1"
@@ -29,6 +41,7 @@ _LEAST_JAVA: Final = 17
 _START_SECONDS = 60
 _STOP_SECONDS = 30
 _ATTEMPTS_TO_FIND_PORTS = 3
+_PORTS: Final = (15_000, 32_000)
 
 # Who may log in where SASL is asked, by every mechanism.
 USER: Final = "worker=anabranch"  # with a character that SCRAM escapes
@@ -47,17 +60,19 @@ _LISTENERS: Final = {
 
 _PROPERTIES = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={node}
+controller.quorum.voters={voters}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},{others}CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners={others}PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},{others}CONTROLLER://127.0.0.1:{controller_port}{door}
+advertised.listeners={others}PLAINTEXT://127.0.0.1:{port}{advertised_door}
+inter.broker.listener.name=PLAINTEXT
 log.dirs={data}
 auto.create.topics.enable=false
-offsets.topic.replication.factor=1
+offsets.topic.replication.factor={copies}
 offsets.topic.num.partitions=5
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={in_sync}
+min.insync.replicas={in_sync}
 group.initial.rebalance.delay.ms=0
 # A broker that was killed may not register again before its session has ended; 9 s otherwise.
 broker.session.timeout.ms=3000
@@ -83,28 +98,66 @@ class KafkaUnavailable(Exception):
     """Java, Maven or the jars cannot be had here; the message says which, and why."""
 
 
+@dataclass(frozen=True)
+class Seat:
+    """One broker's place in a cluster: everybody's ports are known before anybody starts.
+
+    Attributes:
+        door: a second port for clients, the listener ``DOOR``; 0: none.
+        advertised_door: where clients are told that it is: a proxy's port.
+    """
+
+    node: int
+    port: int
+    controller_port: int
+    door: int = 0
+    advertised_door: int = 0
+
+
 class ApacheKafka:
-    """One broker, which is its own controller, on two ports of this machine.
+    """One broker, which is a controller too, on ports of this machine.
 
     Its records outlive its process: `stop` and `start` again, on the same ports and data.
 
     Args:
         jars: the folder that `jars` returned.
         certificates: opens the listeners beside the plain one.
+        seat: its place among the ``voters``; None: alone, on ports of its own.
+        voters: all brokers of the cluster.
+        settings: of the broker, over those here.
+        data: where the records are kept; None: beside the log.
     """
 
-    def __init__(self, jars: Path, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        jars: Path,
+        certificates: Certificates | None = None,
+        *,
+        seat: Seat | None = None,
+        voters: Sequence[Seat] = (),
+        settings: Mapping[str, str] | None = None,
+        data: Path | None = None,
+    ) -> None:
         self._jars = jars
         self._certificates = certificates
         self._listeners: dict[str, int] = {}
+        self._given_seat = seat
+        self._voters = voters
+        self._settings = dict(settings or {})
+        self._given_data = data
         self._resources = ExitStack()
         self._folder: Path | None = None
-        self._port = 0
+        self._seat = seat or Seat(1, 0, 0)
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_began = 0
 
     @property
     def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self._seat.port}"
+
+    @property
+    def seat(self) -> Seat:
+        return self._seat
 
     def listener(self, name: str) -> str:
         """Where one of the other listeners is."""
@@ -126,14 +179,9 @@ class ApacheKafka:
         return "" if self._folder is None else self._log_file.read_text(errors="replace")
 
     def __enter__(self) -> Self:
-        self._folder = Path(
-            self._resources.enter_context(
-                tempfile.TemporaryDirectory(prefix="anabranch-kafka-", ignore_cleanup_errors=True)
-            )
-        )
         try:
             for attempt in range(_ATTEMPTS_TO_FIND_PORTS):
-                self._format()
+                self.prepare()
                 try:
                     self.start()
                 except AssertionError:
@@ -143,21 +191,42 @@ class ApacheKafka:
                 else:
                     break
         except BaseException:
-            self._resources.close()
+            self.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def prepare(self) -> None:
+        """Its folder, its ports where none were given, and an empty data directory."""
+        if self._folder is None:
+            self._folder = Path(
+                self._resources.enter_context(
+                    tempfile.TemporaryDirectory(prefix="anabranch-kafka-", ignore_cleanup_errors=True)
+                )
+            )
+        if self._given_seat is None:
+            self._seat = Seat(1, *free_ports(2))
+        self._format(self._folder)
+
+    def close(self) -> None:
         self.stop(kill=True)  # nobody needs the data any more
         self._resources.close()
 
     def start(self) -> float:
         """Starts it and waits until it serves; returns how many seconds that took."""
+        began = time.monotonic()
+        self.launch()
+        self.wait_until_up()
+        return time.monotonic() - began
+
+    def launch(self) -> None:
+        """Starts it. In a cluster it is not up before most of the others are there."""
         assert not self.is_running
         assert self._folder is not None, "use it as a context manager"
-        began = time.monotonic()
         with self._log_file.open("ab") as log:
-            before = log.tell()
+            self._log_began = log.tell()
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._folder / "server.properties")),
                 stdin=subprocess.DEVNULL,
@@ -165,13 +234,17 @@ class ApacheKafka:
                 stderr=log,
                 cwd=self._folder,
             )
-        while _STARTED.encode() not in self._log_file.read_bytes()[before:]:
-            ended, late = self._process.poll() is not None, time.monotonic() - began > _START_SECONDS
+
+    def wait_until_up(self) -> None:
+        """Waits until it serves."""
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while _STARTED.encode() not in self._log_file.read_bytes()[self._log_began :]:
+            ended, late = self._process.poll() is not None, time.monotonic() > deadline
             if ended or late:
                 self.stop(kill=True)
                 raise AssertionError(f"Apache Kafka {'ended' if ended else 'is not up'}:\n{self.log[-4000:]}")
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def stop(self, *, kill: bool = False) -> None:
         """Ends it: with SIGTERM, so that it says goodbye to its clients and closes its logs; or with kill -9."""
@@ -194,7 +267,7 @@ class ApacheKafka:
         """Gives `USER` another password for SCRAM; who is logged in stays so."""
         for mechanism in MECHANISMS:
             if mechanism.startswith("SCRAM"):
-                self._tool(
+                self.tool(
                     "kafka.admin.ConfigCommand",
                     *("--bootstrap-server", self.bootstrap_servers, "--alter"),
                     *("--entity-type", "users", "--entity-name", USER),
@@ -206,38 +279,46 @@ class ApacheKafka:
         assert self._folder is not None
         return self._folder / "broker.log"
 
-    def _format(self) -> None:
-        """New ports and an empty data directory."""
-        assert self._folder is not None
-        names = () if self._certificates is None else tuple(_LISTENERS)
-        self._port, controller_port, *ports = _free_ports(2 + len(names))
-        self._listeners = dict(zip(names, ports, strict=True))
-        data = self._folder / "data"
+    def _format(self, folder: Path) -> None:
+        """The settings, and an empty data directory."""
+        data = self._given_data or folder / "data"
         shutil.rmtree(data, ignore_errors=True)
-        data.mkdir()
-        properties = self._folder / "server.properties"
-        others = "".join(f"{name}://{self.listener(name)}," for name in names)
-        properties.write_text(
-            _PROPERTIES.format(
-                port=self._port, controller_port=controller_port, data=data.as_posix(), others=others
-            )
-            + "\n".join(self._security())
+        data.mkdir(exist_ok=True)
+        names = () if self._certificates is None else tuple(_LISTENERS)
+        self._listeners = dict(zip(names, free_ports(len(names)), strict=True))
+        voters = self._voters or [self._seat]
+        properties = folder / "server.properties"
+        text = _PROPERTIES.format(
+            node=self._seat.node,
+            port=self._seat.port,
+            controller_port=self._seat.controller_port,
+            voters=",".join(f"{voter.node}@127.0.0.1:{voter.controller_port}" for voter in voters),
+            door=f",DOOR://127.0.0.1:{self._seat.door}" if self._seat.door else "",
+            advertised_door=f",DOOR://127.0.0.1:{self._seat.advertised_door}" if self._seat.door else "",
+            copies=min(3, len(voters)),
+            in_sync=2 if len(voters) > 2 else 1,
+            others="".join(f"{name}://{self.listener(name)}," for name in names),
+            data=data.as_posix(),
         )
+        settings = [*self._security(), *(f"{name}={value}" for name, value in self._settings.items())]
+        # Of two lines with one name the later one counts.
+        properties.write_text(text + "\n".join(settings))
         scrams = [name for name in MECHANISMS if name.startswith("SCRAM") and names]
         users = [part for name in scrams for part in ("-S", f'{name}=[name="{USER}",password="{PASSWORD}"]')]
-        self._tool("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties), *users)
+        self.tool("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties), *users)
 
-    def _tool(self, *arguments: str) -> None:
-        """Runs one of Kafka's own."""
+    def tool(self, main: str, *arguments: str) -> str:
+        """Runs one of Kafka's own commands; returns what it says."""
         done = subprocess.run(
-            self._java(*arguments),
+            self._java(main, *arguments),
             capture_output=True,
             text=True,
             timeout=_START_SECONDS,
             cwd=self._folder,
             check=False,
         )
-        assert done.returncode == 0, f"{arguments[0]} failed:\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{main}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def _security(self) -> Iterator[str]:
         """The properties of the other listeners."""
@@ -270,6 +351,68 @@ class ApacheKafka:
         return ["java", *_JVM, "-cp", f"{self._jars}/*", *arguments]
 
 
+class KafkaCluster:
+    """Brokers that replicate: with three of them three copies, of which two must be in sync.
+
+    Args:
+        jars: the folder that `jars` returned.
+        brokers: how many.
+        settings: of every broker, over those here.
+        doors: for each broker the port of a proxy before it.
+        data: where the first keeps its records; None: beside its log.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        *,
+        brokers: int,
+        settings: Mapping[str, str] | None = None,
+        doors: Sequence[int] = (),
+        data: Path | None = None,
+    ) -> None:
+        ports = iter(free_ports(3 * brokers))
+        seats = [
+            Seat(node, next(ports), next(ports), *((next(ports), doors[node - 1]) if doors else ()))
+            for node in range(1, brokers + 1)
+        ]
+        self.brokers = [
+            ApacheKafka(
+                jars, seat=seat, voters=seats, settings=settings, data=data if seat.node == 1 else None
+            )
+            for seat in seats
+        ]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
+
+    @property
+    def copies(self) -> int:
+        """Replication factor of its topics."""
+        return min(3, len(self.brokers))
+
+    def __enter__(self) -> Self:
+        try:
+            for broker in self.brokers:
+                broker.prepare()
+            for broker in self.brokers:
+                broker.launch()
+            for broker in self.brokers:
+                broker.wait_until_up()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for broker in self.brokers:
+            broker.close()
+
+
 def jars() -> Path:
     """The folder that holds Kafka's jars; resolved with Maven where nobody has done so yet.
 
@@ -298,10 +441,20 @@ def _look_for_java() -> None:
         )
 
 
-def _free_ports(count: int) -> list[int]:
-    """Looked for together, so that they differ."""
-    with ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that differ, for servers that are stopped and started again.
+
+    Below those that the system gives to clients: a client that keeps knocking at the port of a stopped server may be
+    given that very port itself, and then it is taken, by a connection from itself to itself.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found

@@ -19,8 +19,7 @@ from harness import Channel, Outbox, Worker, anabranch, as_avro, query
 from maven import Unresolved
 from tls_postgres import ACCOUNT, install, tls_postgres
 
-from tests.conftest import Database, PostgresServer
-from tests.integration.conftest import unavailable
+from tests.conftest import Database, PostgresServer, unavailable
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)  # it is not what is asked here
 

@@ -1,6 +1,6 @@
-"""Nothing is lost: not to kill -9, not to SIGTERM, not to a member that comes or goes.
+"""Slow events when a worker ends, dies or shares its partitions: none is lost, and none is committed past.
 
-Every event that was asked has a result, whatever happened in between; repeats are allowed, and counted.
+What happens to workers under steady load is in ``tests/faults``.
 """
 
 import asyncio
@@ -13,8 +13,6 @@ from harness import Channel, Outbox, Worker, account, as_avro, query, until
 
 from tests.conftest import Database
 
-EVENTS = 10_000
-
 
 def events(count: int) -> dict[str, bytes]:
     """Event id to value."""
@@ -23,89 +21,6 @@ def events(count: int) -> dict[str, bytes]:
         query(vectors[number % 16], profile="docs", k=1, similarity_threshold=0) for number in range(count)
     )
     return {event["event_id"]: as_avro(event) for event in asked}
-
-
-async def test_kill_dash_nine_loses_nothing(
-    database: Database,
-    channel: Channel,
-    outbox: Outbox,
-    start_worker: Callable[..., Worker],
-    figures: Callable[[str], None],
-) -> None:
-    await load(database.writer, tiny_corpus())
-    asked = events(EVENTS)
-    first = start_worker(database.worker)
-    await first.until_ready()
-    began = time.monotonic()
-    await channel.send_all([(value, event_id.encode()) for event_id, value in asked.items()])
-    await outbox.until(results=EVENTS // 3)
-    first.kill()
-    await asyncio.sleep(0.5)  # what it had sent arrives
-    before = len(outbox.results)
-    assert before < EVENTS
-    second = start_worker(database.worker)
-    takeover = await second.until_ready()
-    await outbox.until_answered(set(asked), seconds=120)
-    seconds = time.monotonic() - began
-
-    outcome = account(asked, outbox.results)
-    figures(
-        f"{outcome}; killed after {before} results, ready again {takeover:.1f} s after the restart;"
-        f" {EVENTS / seconds:.0f} events/s in all"
-    )
-    assert outcome.lost == []
-    assert outcome.strange == []
-    # At most what was in work or not yet committed: a quarter of a second's worth, and the rest of a fetch.
-    assert outcome.repeats <= 1000
-    assert outbox.dead_letters == []
-
-
-async def test_members_that_come_and_go_lose_nothing(
-    database: Database,
-    channel: Channel,
-    outbox: Outbox,
-    start_worker: Callable[..., Worker],
-    figures: Callable[[str], None],
-) -> None:
-    await load(database.writer, tiny_corpus())
-    first = start_worker(database.worker)
-    await first.until_ready()
-    asked: dict[str, bytes] = {}
-    over = asyncio.Event()
-
-    async def keep_busy() -> None:
-        """However long a rebalance takes, there is work all through it."""
-        while not over.is_set():
-            if len(asked) - len(outbox.results) < 500:
-                more = events(250)
-                asked.update(more)
-                await channel.send_all([(value, event_id.encode()) for event_id, value in more.items()])
-            await asyncio.sleep(0.05)
-
-    busy = asyncio.create_task(keep_busy())
-    await outbox.until(results=300)
-    second = start_worker(database.worker)
-    await second.until_ready()
-    joined = len(outbox.results)
-    await outbox.until(results=joined + 300)
-    code, seconds = await first.terminate()
-    left = len(outbox.results)
-    await outbox.until(results=left + 300)
-    over.set()
-    await busy
-    await outbox.until_answered(set(asked), seconds=90)
-
-    outcome = account(asked, outbox.results)
-    figures(
-        f"{outcome}; joined after {joined}, SIGTERM after {left} results: exit code {code} in {seconds:.1f} s"
-    )
-    assert code == 0
-    assert seconds < 3 + 3  # the grace period, and closing what is open
-    assert outcome.lost == []
-    assert outcome.strange == []
-    # Two rebalances repeat what was in work, eight events each, and not what had been acknowledged before.
-    assert outcome.repeats <= 16
-    assert outbox.dead_letters == []
 
 
 async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(

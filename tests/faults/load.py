@@ -1,0 +1,168 @@
+"""Load that does not wait for answers, and remembers what it asked."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import count, cycle
+
+import numpy as np
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+from fastavro import schemaless_writer
+
+from tests.bad_inputs import BAD_INPUTS, RESULT_WRITER
+from tests.faults.oracle import Answer, Asked
+from tests.integration.corpora import unit_vectors
+from tests.integration.harness import as_avro, query, read_result
+
+__all__ = ["NAME_HEADER", "Event", "Load", "answer_of", "good_events", "name_of", "poisoned"]
+
+# Carried from each event to its answers, whatever becomes of it.
+NAME_HEADER = "fault-suite-event"
+
+_KEYS = 24
+_VECTORS = unit_vectors(16, 2)
+_SEND_TIMEOUT_MS = 120_000
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event to send, and what is to come of it."""
+
+    asked: Asked
+    value: bytes
+
+
+def good_events(vectors: Sequence[np.ndarray] = _VECTORS, **fields: object) -> Iterator[Event]:
+    """Each with one short answer, under one of a few keys.
+
+    Args:
+        vectors: what is asked for, in turn.
+        fields: the same for every event.
+    """
+    for number, vector in enumerate(cycle(vectors)):
+        event = query(vector, **{"profile": "docs", "k": 1, "similarity_threshold": 0, **fields})
+        yield Event(Asked(event["event_id"], b"key-%d" % (number % _KEYS)), as_avro(event))
+
+
+def poisoned(events: Iterator[Event], *, every: int) -> Iterator[Event]:
+    """Of so many events one that can never succeed: each kind of bad input in turn."""
+    kinds = cycle(BAD_INPUTS)
+    for number in count():
+        if number % every == every // 2:
+            kind, value, code = next(kinds)
+            yield Event(Asked(f"{kind} ({number})", b"bad-%d" % (number % _KEYS), code), value)
+        else:
+            yield next(events)
+
+
+class Load:
+    """Sends events at a steady pace, whether or not anybody answers.
+
+    Args:
+        bootstrap_servers: past the proxies.
+        topic: where to.
+        events: what to send.
+        per_second: how many.
+
+    Attributes:
+        asked: what was made, by name.
+        acknowledged: names that the broker has confirmed.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, events: Iterator[Event], *, per_second: float
+    ) -> None:
+        self._topic = topic
+        self._events = events
+        self.per_second = per_second
+        self.asked: dict[str, Asked] = {}
+        self.acknowledged: set[str] = set()
+        self._over = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
+        self.producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap_servers,
+            enable_idempotence=True,  # the input topic has each event once
+            linger_ms=5,
+            request_timeout_ms=_SEND_TIMEOUT_MS,
+            max_request_size=_MOST_BYTES,
+        )
+
+    async def start(self) -> None:
+        """Begins to send."""
+        self._running = asyncio.create_task(self._run())
+
+    async def finish(self) -> None:
+        """Sends nothing new, and waits for what is under way."""
+        self._over.set()
+        if self._running is not None:
+            await self._running
+        if self._sending:
+            await asyncio.wait(set(self._sending))
+
+    async def close(self) -> None:
+        self._over.set()
+        if self._running is not None:
+            self._running.cancel()
+        for task in set(self._sending):
+            task.cancel()
+        await self.producer.stop()
+
+    def send(self, event: Event, partition: int | None = None) -> None:
+        """Sends one now, out of turn."""
+        self.asked[event.asked.name] = event.asked
+        task = asyncio.create_task(self._send(event, partition))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def send_now(self, event: Event, partition: int) -> None:
+        """As `send`, and waits until it is there."""
+        self.asked[event.asked.name] = event.asked
+        await self._send(event, partition)
+
+    async def _run(self) -> None:
+        began = time.monotonic()
+        for number in count():
+            if self._over.is_set():
+                return
+            await asyncio.sleep(max(0.0, began + number / self.per_second - time.monotonic()))
+            self.send(next(self._events))
+
+    async def _send(self, event: Event, partition: int | None) -> None:
+        name = event.asked.name
+        try:
+            await self.producer.send_and_wait(
+                self._topic,
+                event.value,
+                key=event.asked.key,
+                partition=partition,
+                headers=[(NAME_HEADER, name.encode())],
+            )
+        except KafkaError:
+            return  # the input topic tells whether it came
+        self.acknowledged.add(name)
+
+
+def name_of(record: ConsumerRecord) -> str:
+    """Which event a record is, or answers."""
+    return dict(record.headers)[NAME_HEADER].decode()
+
+
+def answer_of(record: ConsumerRecord, *, is_result: bool) -> Answer:
+    """What the oracle wants to know of a record that came out."""
+    name = name_of(record)
+    headers = repr(list(record.headers)).encode()
+    if not is_result:
+        content = b"\0".join([record.key or b"", record.value or b"", headers])
+        code = dict(record.headers)["anabranch.error.code"].decode()
+        return Answer(name, "dead_letter", content, code)
+    result = read_result(record.value)
+    assert str(result["event_id"]) == name, f"the answer to {name} is one to {result['event_id']}"
+    out = BytesIO()
+    schemaless_writer(out, RESULT_WRITER.schema, result | {"query_time_ms": 0})
+    return Answer(name, "result", b"\0".join([record.key or b"", out.getvalue(), headers]))

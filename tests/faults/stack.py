@@ -1,0 +1,534 @@
+"""What a fault befalls: brokers, a store, proxies before both, workers, and load."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+from uuid import uuid4
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
+from tests.conftest import Database, PostgresServer
+from tests.faults.load import Event, Load, answer_of, good_events, name_of
+from tests.faults.oracle import Logged, Verdict, account
+from tests.faults.proxy import Proxy
+from tests.integration.corpora import load as load_corpus
+from tests.integration.corpora import tiny_corpus
+from tests.integration.harness import PARTITIONS, Channel, Outbox, Worker, open_channel
+from tests.integration.kafka.apache_kafka import KafkaCluster, free_ports
+
+__all__ = ["Plant", "Servers", "Stack", "open_stack"]
+
+#: What the worker may open twice over, and little more: so that its limit can be reached.
+MAX_CONNECTIONS = 80
+CONCURRENCY = 8
+_MOST_BYTES = 4 * 1024 * 1024
+
+# Workers come as somebody whom the broker may refuse; everybody else comes by the other door, as its administrator.
+_KAFKA_SETTINGS = {
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,DOOR:SASL_PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.door.plain.sasl.jaas.config": (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required user_worker="secret";'
+    ),
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+    # Compaction within seconds, for the tests of gaps in the log.
+    "log.cleaner.backoff.ms": "200",
+    "log.retention.check.interval.ms": "1000",
+}
+_WORKER_SETTINGS = {
+    "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+    "KAFKA_SASL_MECHANISM": "PLAIN",
+    "KAFKA_SASL_USERNAME": "worker",
+    "KAFKA_SASL_PASSWORD": "secret",
+    "ANABRANCH_CONCURRENCY": str(CONCURRENCY),
+    "ANABRANCH_RETRY_BASE_SECONDS": "0.2",
+    "ANABRANCH_RETRY_MAX_SECONDS": "2",
+}
+# A group is never long without a look at it.
+_LOOK_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
+# An event that is unanswered, though everything is committed and nothing has come for so long, is lost.
+_SILENCE_SECONDS = 5.0
+# What load is on its way in one moment, when all is well.
+_SECONDS_OF_LOAD = 2.0
+
+
+class Plant:
+    """Brokers with a proxy before each.
+
+    Args:
+        jars: of Kafka.
+        brokers: one, or three.
+        data: where the first broker keeps its records.
+    """
+
+    def __init__(self, jars: Path, *, brokers: int, data: Path | None = None) -> None:
+        self.data = data
+        self.proxies = [Proxy(port) for port in free_ports(brokers)]
+        self.cluster = KafkaCluster(
+            jars,
+            brokers=brokers,
+            settings=_KAFKA_SETTINGS,
+            doors=[proxy.port for proxy in self.proxies],
+            data=data,
+        )
+        for proxy, broker in zip(self.proxies, self.cluster.brokers, strict=True):
+            proxy.target = broker.seat.door
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.cluster.__enter__)
+        for proxy in self.proxies:
+            await proxy.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for proxy in self.proxies:
+            await proxy.__aexit__()
+        await asyncio.to_thread(self.cluster.close)
+
+    @property
+    def workers_bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies)
+
+    async def until_up(self) -> None:
+        """Starts what a fault has left lying."""
+        for broker in self.cluster.brokers:
+            if not broker.is_running:
+                await asyncio.to_thread(broker.start)
+
+
+class Servers:
+    """What outlives a fault: started when first asked for, and ended together."""
+
+    def __init__(self, jars: Path, *, store_settings: Mapping[str, str] | None = None) -> None:
+        self.jars = jars
+        self._store_settings = {
+            **THROW_AWAY,
+            "max_connections": str(MAX_CONNECTIONS),
+            "deadlock_timeout": "200ms",
+            "wal_level": "replica",
+            "max_wal_senders": "4",
+            **(store_settings or {}),
+        }
+        self._resources = ExitStack()
+        self._open = AsyncExitStack()
+        self._plants: dict[int, Plant] = {}
+        self._store: PostgresServer | None = None
+        self.store_proxy = Proxy(free_ports(1)[0])
+
+    async def __aenter__(self) -> Self:
+        await self._open.enter_async_context(self.store_proxy)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+        await asyncio.to_thread(self._resources.close)
+
+    async def plant(self, brokers: int) -> Plant:
+        if brokers not in self._plants:
+            self._plants[brokers] = await self._open.enter_async_context(Plant(self.jars, brokers=brokers))
+        await self._plants[brokers].until_up()
+        return self._plants[brokers]
+
+    async def store(self) -> PostgresServer:
+        if self._store is None:
+            embedded = EmbeddedPostgres(settings=self._store_settings, port=free_ports(1)[0])
+            self._store = await asyncio.to_thread(
+                lambda: PostgresServer(self._resources.enter_context(embedded))
+            )
+            self.store_proxy.target = embedded.port
+        await asyncio.to_thread(self._store.embedded.start)
+        return self._store
+
+
+@dataclass
+class Stack:
+    """One fault's surroundings.
+
+    Attributes:
+        dsn: how the workers reach the store: through the proxy, unless somebody says otherwise.
+        replaceable: names of events that the input topic may forget.
+        standby: a second server.
+        at_the_end: whatever is to be cleared away.
+        members: the workers that are to be alive.
+        busy: those of them that a fault is at work on.
+        rng: whatever is random about a fault comes from here.
+    """
+
+    plant: Plant
+    store: PostgresServer
+    store_proxy: Proxy
+    database: Database
+    channel: Channel
+    outbox: Outbox
+    load: Load
+    folder: Path
+    rng: random.Random
+    dsn: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = ("-m", "streams", "worker")
+    members: list[Worker] = field(default_factory=list)
+    busy: set[int] = field(default_factory=set)
+    replaceable: set[str] = field(default_factory=set)
+    store_process: asyncio.Lock = field(default_factory=asyncio.Lock)
+    broker_process: asyncio.Lock = field(default_factory=asyncio.Lock)
+    standby: EmbeddedPostgres | None = None
+    at_the_end: ExitStack = field(default_factory=ExitStack)
+    _started: list[Worker] = field(default_factory=list)
+    _observer: AIOKafkaConsumer | None = None
+
+    # Workers
+
+    def start_worker(self, **settings: str) -> Worker:
+        """One more member."""
+        worker = Worker(
+            self.folder / f"worker-{len(self._started)}.log",
+            self.channel,
+            self.dsn,
+            {
+                "KAFKA_BOOTSTRAP_SERVERS": self.plant.workers_bootstrap,
+                **_WORKER_SETTINGS,
+                **self.settings,
+                **settings,
+            },
+            self.program,
+        )
+        self._started.append(worker)
+        self.members.append(worker)
+        return worker
+
+    def replace(self, worker: Worker) -> Worker:
+        """kill -9, and another one in its place."""
+        worker.kill()
+        self.members.remove(worker)
+        return self.start_worker()
+
+    async def until_unready(self, *, seconds: float) -> None:
+        """Waits until no member is ready: each of them knows that something is wrong."""
+        await asyncio.gather(*(worker.until_ready(ready=False, seconds=seconds) for worker in self.members))
+
+    async def until_assigned(self, *, seconds: float) -> None:
+        """Waits until the members alone have every partition."""
+
+        def partitions(worker: Worker) -> int:
+            _, body = worker.page("/healthz/ready")
+            return int(json.loads(body)["partitions"]) if body.startswith("{") else 0
+
+        deadline = time.monotonic() + seconds
+        while True:
+            assigned = [await asyncio.to_thread(partitions, worker) for worker in self.members]
+            if sum(assigned) == PARTITIONS:
+                return
+            assert time.monotonic() < deadline, (
+                f"after {seconds:.0f} s the members have {assigned} partitions"
+            )
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    @asynccontextmanager
+    async def one_of_the_workers(self) -> AsyncIterator[Worker]:
+        """A member that nothing else is being done to."""
+        while not (  # noqa: ASYNC110  # whoever is at work on one tells nobody
+            idle := [worker for worker in self.members if worker.port not in self.busy]
+        ):
+            await asyncio.sleep(0.1)
+        worker = self.rng.choice(idle)
+        self.busy.add(worker.port)
+        try:
+            yield worker
+        finally:
+            self.busy.discard(worker.port)
+
+    def end_workers(self) -> None:
+        for worker in self._started:
+            worker.end()
+
+    @property
+    def logs(self) -> str:
+        """The last words of each worker."""
+        return "\n".join(
+            f"--- {worker.log_file.name} ---\n{worker.log[-3000:]}" for worker in self._started[-4:]
+        )
+
+    # The group
+
+    async def lag(self) -> int:
+        """Events of the input topic that are not committed.
+
+        Raises:
+            KafkaError, TimeoutError: the broker does not tell.
+        """
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            committed, ends = await self.committed(), await self.ends()
+        return sum(end - committed.get(partition, 0) for partition, end in ends.items())
+
+    async def committed(self) -> dict[int, int]:
+        """Partition to offset.
+
+        Raises:
+            KafkaError, TimeoutError: the broker does not tell.
+        """
+        observer = await self._look()
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            found = {tp.partition: await observer.committed(tp) for tp in observer.assignment()}
+        return {partition: offset for partition, offset in found.items() if offset is not None}
+
+    async def ends(self) -> dict[int, int]:
+        observer = await self._look()
+        return {
+            tp.partition: end for tp, end in (await observer.end_offsets(list(observer.assignment()))).items()
+        }
+
+    @asynccontextmanager
+    async def commits_only_advance(self) -> AsyncIterator[None]:
+        """Sees that no committed offset goes back: nobody commits who is not the partition's owner."""
+        highest: dict[int, int] = {}
+        over = asyncio.Event()
+
+        async def watch() -> None:
+            while not over.is_set():
+                found: dict[int, int] = {}
+                with suppress(KafkaError, TimeoutError):  # a broker that is away tells nothing
+                    found = await self.committed()
+                for partition, offset in found.items():
+                    before = highest.setdefault(partition, offset)
+                    assert offset >= before, (
+                        f"committed offset of [{partition}] went from {before} to {offset}"
+                    )
+                    highest[partition] = offset
+                await asyncio.sleep(0.05)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            over.set()
+            await watching
+
+    async def _look(self) -> AIOKafkaConsumer:
+        if self._observer is None:
+            observer = AIOKafkaConsumer(
+                bootstrap_servers=self.channel.bootstrap_servers,
+                group_id=self.channel.name,
+                enable_auto_commit=False,
+            )
+            await observer.start()
+            try:
+                observer.assign([TopicPartition(self.channel.input, number) for number in range(PARTITIONS)])
+            except BaseException:
+                await observer.stop()
+                raise
+            self._observer = observer
+        return self._observer
+
+    # Recovery, and the end
+
+    async def until_recovered(self, seconds: float) -> float:
+        """Waits until every member is ready and the lag is no more than the load of a moment; returns how long."""
+        began = time.monotonic()
+        state = ""
+        while time.monotonic() - began < seconds:
+            ready = [await asyncio.to_thread(worker.is_ready) for worker in self.members]
+            try:
+                lag = await self.lag()
+            except (KafkaError, TimeoutError) as error:
+                state = f"the broker does not tell the lag ({type(error).__name__})"
+                continue
+            if all(ready) and lag <= self.load.per_second * _SECONDS_OF_LOAD:
+                return time.monotonic() - began
+            state = f"{sum(ready)} of {len(ready)} workers are ready, lag {lag}"
+            await asyncio.sleep(_LOOK_SECONDS)
+        raise AssertionError(f"not well {seconds:.0f} s after it was mended: {state}")
+
+    async def until_committed(self, seconds: float) -> None:
+        """Waits until everything that the input topic holds now is committed.
+
+        Raises:
+            AssertionError: it is not, in time.
+        """
+        wanted = await self.ends()
+        deadline = time.monotonic() + seconds
+        while True:
+            committed = await self.committed()
+            behind = {of: committed.get(of, 0) for of, end in wanted.items() if committed.get(of, 0) < end}
+            if not behind:
+                return
+            assert time.monotonic() < deadline, (
+                f"after {seconds:.0f} s commits stand still: {behind} of {wanted}"
+            )
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def settle(self, seconds: float) -> Verdict:
+        """Ends the load, waits until everything is answered and committed, and accounts for it.
+
+        Raises:
+            AssertionError: the lag does not return to zero.
+        """
+        await self.load.finish()
+        deadline = time.monotonic() + seconds
+        silent_since, seen, state = time.monotonic(), 0, ""
+        answered: set[str] = set()
+        while True:
+            came = [*self.outbox.results, *self.outbox.dead_letters]
+            if len(came) > seen:
+                silent_since, seen = time.monotonic(), len(came)
+            answered = {name_of(record) for record in came}
+            missing = self.load.acknowledged - answered - self.replaceable
+            lag, told = await self.lag(), await self._told_lag()
+            state = f"{len(missing)} events unanswered, lag {lag}, {told:.0f} by the metric"
+            silent = time.monotonic() - silent_since
+            if lag == 0 and told == 0 and silent > (_SILENCE_SECONDS if missing else 1.0):
+                break
+            assert time.monotonic() < deadline, f"{seconds:.0f} s after the load: {state}"
+            await asyncio.sleep(_LOOK_SECONDS)
+        return await self.account()
+
+    async def account_for_the_worst(self, seconds: float) -> Verdict:
+        """Accounts after something has failed: whoever can still answer does."""
+        with suppress(AssertionError, KafkaError, TimeoutError):
+            return await self.settle(seconds)
+        return await self.account()
+
+    async def account(self) -> Verdict:
+        log = [
+            Logged(name_of(record), record.partition, record.offset)
+            for record in await self._input()
+            if record.headers
+        ]
+        return account(
+            self.load.asked.values(),
+            log,
+            [
+                *(answer_of(record, is_result=True) for record in self.outbox.results),
+                *(answer_of(record, is_result=False) for record in self.outbox.dead_letters),
+            ],
+            acknowledged=self.load.acknowledged,
+            replaceable=self.replaceable,
+        )
+
+    async def _told_lag(self) -> float:
+        """The sum of what the workers tell."""
+        return sum([(await worker.scrape()).total("anabranch_consumer_lag") for worker in self.members])
+
+    async def _input(self) -> list[Any]:
+        """Everything that the input topic holds and that was not taken back."""
+        reader = AIOKafkaConsumer(
+            bootstrap_servers=self.channel.bootstrap_servers,
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=16 * 1024 * 1024,
+        )
+        await reader.start()
+        try:
+            partitions = [TopicPartition(self.channel.input, number) for number in range(PARTITIONS)]
+            reader.assign(partitions)
+            await reader.seek_to_beginning()
+            ends = await reader.end_offsets(partitions)
+            records = []
+            while any([await reader.position(tp) < end for tp, end in ends.items()]):
+                for batch in (await reader.getmany(timeout_ms=200)).values():
+                    records += batch
+            return records
+        finally:
+            await reader.stop()
+
+    async def gaps(self) -> int:
+        """How often an offset of the input topic is not followed by the next one."""
+        offsets = sorted((record.partition, record.offset) for record in await self._input())
+        return sum(here[0] == there[0] and there[1] - here[1] > 1 for here, there in pairwise(offsets))
+
+    async def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
+        """Changes a topic of this stack; what is not named is the broker's default."""
+        client = AIOKafkaAdminClient(bootstrap_servers=self.channel.bootstrap_servers)
+        await client.start()
+        try:
+            resource = ConfigResource(
+                ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(_MOST_BYTES), **config}
+            )
+            [response] = await client.alter_configs([resource])
+            assert [error for error, *_ in response.resources] == [0], response
+        finally:
+            await client.close()
+
+    # The store
+
+    async def execute(self, statement: str, *values: object) -> None:
+        """As the superuser, past the proxy."""
+        connection = await asyncpg.connect(self.database.admin)
+        try:
+            await connection.execute(statement, *values)
+        finally:
+            await connection.close()
+
+    def mend(self) -> None:
+        """Nothing stands between the workers and their servers."""
+        for proxy in (self.store_proxy, *self.plant.proxies):
+            proxy.mend()
+
+    async def close(self) -> None:
+        if self._observer is not None:
+            await self._observer.stop()
+
+
+@asynccontextmanager
+async def open_stack(
+    servers: Servers,
+    *,
+    brokers: int,
+    rng: random.Random,
+    per_second: float,
+    events: Callable[[], Iterator[Event]] = good_events,
+    settings: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "streams", "worker"),
+    plant: Plant | None = None,
+) -> AsyncIterator[Stack]:
+    """Topics, a group and a database of their own; no worker yet, and no load."""
+    store = await servers.store()
+    plant = plant or await servers.plant(brokers)
+    database = await asyncio.to_thread(store.database)
+    async with AsyncExitStack() as open_now:
+        folder = Path(open_now.enter_context(TemporaryDirectory(prefix="anabranch-faults-")))
+        await load_corpus(database.writer, tiny_corpus())
+        cluster = plant.cluster
+        channel = await open_now.enter_async_context(
+            open_channel(cluster.bootstrap_servers, f"f{uuid4().hex[:8]}", copies=cluster.copies)
+        )
+        outbox = await open_now.enter_async_context(Outbox(channel))
+        load = Load(cluster.bootstrap_servers, channel.input, events(), per_second=per_second)
+        await load.producer.start()
+        open_now.push_async_callback(load.close)
+        stack = Stack(
+            plant=plant,
+            store=store,
+            store_proxy=servers.store_proxy,
+            database=database,
+            channel=channel,
+            outbox=outbox,
+            load=load,
+            folder=folder,
+            rng=rng,
+            settings=settings or {},
+            program=program,
+            dsn=database.worker.replace(f":{store.embedded.port}/", f":{servers.store_proxy.port}/"),
+        )
+        open_now.callback(stack.at_the_end.close)
+        open_now.callback(stack.mend)
+        open_now.push_async_callback(stack.close)
+        open_now.callback(stack.end_workers)
+        yield stack
+    await asyncio.to_thread(store.embedded.start)
+    await asyncio.to_thread(store.drop, database)
