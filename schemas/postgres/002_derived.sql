@@ -43,10 +43,11 @@ CREATE TABLE IF NOT EXISTS public.chunk_topics (
 );
 
 -- What filters on metadata look chunks up by: one row for each key and value of a chunk, its document's metadata
--- overlaid by its own, under a hash of both (anabranch_metadata_entry). A search looks at the metadata itself again, so
--- that two values of one hash are no matter. Here too a GIN index goes unused: jsonb's `@>` is not leakproof either.
+-- overlaid by its own. Here too a GIN index goes unused: jsonb's `@>` is not leakproof either.
 CREATE TABLE IF NOT EXISTS public.chunk_metadata (
-  entry bigint NOT NULL,
+  -- 128 bits of the SHA-256 of key, zero byte (which JSON in PostgreSQL cannot hold), value: of any length, and nobody
+  -- can make two that meet.
+  entry uuid NOT NULL,
   chunk_id uuid NOT NULL,
   access_set_id bigint,
   PRIMARY KEY (entry, chunk_id)
@@ -147,12 +148,12 @@ BEGIN
 END
 $$;
 
--- One key and its value as results carry it: strings as they are, anything else as JSON.
-CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF bigint
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+-- Values as results carry them: strings as they are, anything else as JSON.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF uuid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-  SELECT DISTINCT hashtextextended(m.key, hashtextextended(
-    CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}' ELSE m.value::text END, 0))
+  SELECT encode(substr(sha256(convert_to(m.key, 'UTF8') || '\x00' || convert_to(
+    CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}' ELSE m.value::text END, 'UTF8')), 1, 16), 'hex')::uuid
   FROM jsonb_each(CASE WHEN jsonb_typeof(document) = 'object' THEN document ELSE '{}' END
                || CASE WHEN jsonb_typeof(chunk) = 'object' THEN chunk ELSE '{}' END) m
 $$;

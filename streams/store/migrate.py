@@ -43,7 +43,7 @@ COLUMN_TYPES: Final = {
     "document_grants": {"document_id": "uuid", "principal": "text"},
     "access_sets": {"id": "bigint", "principals": "text[]", "digest": "bytea"},
     "chunk_topics": {"topic_id": "uuid", "chunk_id": "uuid", "session_id": "uuid", "access_set_id": "bigint"},
-    "chunk_metadata": {"entry": "bigint", "chunk_id": "uuid", "access_set_id": "bigint"},
+    "chunk_metadata": {"entry": "uuid", "chunk_id": "uuid", "access_set_id": "bigint"},
 }
 
 OLDEST_SERVER: Final = 15

@@ -39,7 +39,7 @@ _FOUND_TIMES = 4
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = ("scope", "candidates", "filters")  # each may hold those after it
+    fragments = ("scope", "candidates", "filters", "described")  # each may hold those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
     return {name: text for name, text in texts.items() if name not in fragments}

@@ -32,16 +32,18 @@ SELECT set_config($1, $2, true),
 COMMIT
 
 -- name: filters
--- $4 section · $5 document type · $6 source URL prefix · $7 metadata, as an array of keys and values in turn
--- Metadata is compared as results carry it, also where chunk_metadata was looked up before: that holds hashes.
+-- $4 section · $5 document type · $6 source URL prefix
   AND ($4::text IS NULL OR c.section = $4)
   AND ($5::text IS NULL OR d.document_type = $5)
   AND ($6::text IS NULL OR d.source_url ^@ $6)
-  AND ($7::text[] IS NULL OR NOT EXISTS (
-        SELECT FROM generate_series(1, cardinality($7), 2) i
-        CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
-        WHERE $7[i + 1] IS DISTINCT FROM
-              CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END))
+
+-- name: described
+-- $7 metadata, as an array of keys and values in turn; compared as results carry it.
+NOT EXISTS (
+  SELECT FROM generate_series(1, cardinality($7::text[]), 2) i
+  CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
+  WHERE $7[i + 1] IS DISTINCT FROM
+        CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END)
 
 -- name: scope
 -- $2 session · $3 topic (the local arm)
@@ -53,15 +55,16 @@ COMMIT
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
-LEFT JOIN chunk_metadata m1
-  ON m1.entry = hashtextextended(($7::text[])[1], hashtextextended($7[2], 0)) AND m1.chunk_id = c.id
-LEFT JOIN chunk_metadata m2
-  ON m2.entry = hashtextextended($7[3], hashtextextended($7[4], 0)) AND m2.chunk_id = c.id
+LEFT JOIN chunk_metadata m1 ON m1.chunk_id = c.id AND m1.entry =
+  encode(substr(sha256(convert_to(($7::text[])[1], 'UTF8') || '\x00' || convert_to($7[2], 'UTF8')), 1, 16), 'hex')::uuid
+LEFT JOIN chunk_metadata m2 ON m2.chunk_id = c.id AND m2.entry =
+  encode(substr(sha256(convert_to($7[3], 'UTF8') || '\x00' || convert_to($7[4], 'UTF8')), 1, 16), 'hex')::uuid
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
   AND ($7 IS NULL OR m1.chunk_id IS NOT NULL)
   AND ($7 IS NULL OR cardinality($7) = 2 OR m2.chunk_id IS NOT NULL)
+  AND ($7 IS NULL OR cardinality($7) <= 4 OR {described})
   AND ($2::uuid IS NOT NULL OR $4::text IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
        OR $7 IS NOT NULL OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
   AND ($2::uuid IS NOT NULL OR $5::text IS NULL AND $6::text IS NULL
@@ -102,6 +105,7 @@ WITH scanned AS MATERIALIZED (
   WHERE c.embedding IS NOT NULL
     AND ($2::uuid IS NULL OR c.session_id = $2)
     AND ($3::uuid IS NULL OR $3 = ANY (c.related_topic_ids))
+    AND ($7::text[] IS NULL OR {described})
   {filters}
   ORDER BY c.embedding <=> $1, c.id
   LIMIT $10
