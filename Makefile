@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate faults lint schemas wheel clean
+.PHONY: help demo test evaluate faults soak lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, ea
 
 faults: $(VENV)/.test ## Break everything around the workers under load, and account for every event
 	@$(BIN)/python -m tests.faults
+
+soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute: nothing it holds may grow
+	@$(BIN)/python -m tests.soak
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check
@@ -53,6 +56,10 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	@touch $@
+
+$(VENV)/.soak: $(VENV)/.test pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group soak
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test pyproject.toml
