@@ -192,7 +192,8 @@ def main() -> int:
         finally:
             record.save(options.into / "soak.json")
     options.into.mkdir(parents=True, exist_ok=True)
-    draw(record, options.into / "soak.png", title=record.facts[0])
+    run, _, *account = record.facts
+    draw(record, options.into / "soak.png", title="\n".join([run, *account]))
     findings = [judge(record, bound) for bound in bounds(pool=_POOL)]
     _show(console, record, findings)
     failures = [*record.failures, *(line for finding in findings for line in finding.failures)]
