@@ -60,13 +60,13 @@ def draw(record: Record, file: Path, *, title: str) -> None:
                     lulls = [(at / 60, value / unit) for at, value in record.points(series)]
                     axes.plot(*zip(*lulls, strict=True), "o", color=colour, markersize=3.5)
             axes.set_ylabel(label, rotation=0, ha="right", va="center")
-            axes.set_ylim(0, 1.15 * axes.dataLim.ymax)
+            axes.set_ylim(0, (1.15 if len(lines) == 1 else 1.5) * axes.dataLim.ymax)
             axes.margins(x=0)
             axes.grid(axis="y", color="#e2e4e1", linewidth=0.6)
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
             if len(lines) > 1:
-                axes.legend(loc="lower left", bbox_to_anchor=(1.0, 0.0), frameon=False)
+                axes.legend(loc="upper right", frameon=False, ncols=2, borderpad=0)
         figure.align_ylabels(all_axes)
         first, last = all_axes[0], all_axes[-1]
         for strike in record.strikes:
