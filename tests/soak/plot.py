@@ -61,6 +61,8 @@ def draw(record: Record, file: Path, *, title: str) -> None:
                     axes.plot(*zip(*lulls, strict=True), "o", color=colour, markersize=3.5)
             axes.set_ylabel(label, rotation=0, ha="right", va="center")
             axes.set_ylim(0, (1.15 if len(lines) == 1 else 1.5) * axes.dataLim.ymax)
+            if lines[0][0] == "lag":
+                axes.set_yscale("symlog", linthresh=10)  # one outage would hide all others
             axes.margins(x=0)
             axes.grid(axis="y", color="#e2e4e1", linewidth=0.6)
             axes.set_axisbelow(True)
