@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate faults fuzz lint schemas wheel clean
+.PHONY: help demo test evaluate faults soak fuzz lint schemas wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ fuzz: $(VENV)/.test ## Send hostile messages to the decoder; FUZZ_ARGS="--inputs
 
 faults: $(VENV)/.test ## Break everything around the workers under load, and account for every event
 	@$(BIN)/python -m tests.faults
+
+soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute: nothing it holds may grow
+	@$(BIN)/python -m tests.soak
 
 lint: $(VENV)/.lint ## Check style, types and the direction of imports
 	$(BIN)/ruff check
@@ -57,6 +60,10 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	@touch $@
+
+$(VENV)/.soak: $(VENV)/.test pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group soak
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test pyproject.toml
