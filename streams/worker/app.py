@@ -329,7 +329,9 @@ class Anabranch:
         for tp in self._partitions():
             end = consumer.highwater(tp)
             done = consumer._committed_offset.get(tp)  # noqa: SLF001  # Faust tells it nowhere else
-            if end is not None:
+            # Just after a rebalance nobody knows yet what is committed; taken for nothing, it would be the whole log.
+            is_known = tp in consumer._read_offset  # noqa: SLF001  # likewise
+            if end is not None and is_known:
                 yield tp.partition, max(0, end - (done or 0))
 
 
