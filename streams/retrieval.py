@@ -74,7 +74,7 @@ class Found:
     Attributes:
         candidates: at most ``limit``.
         complete: the scope has no further row.
-        truncated: fewer than ``limit`` came back though the scope has more, and it is too large to search exactly.
+        truncated: the index gave up, and the scope is too large to search exactly; what it had found by then came back.
     """
 
     candidates: Sequence[Candidate]
@@ -337,7 +337,10 @@ class _FanOut:
         )
         self.truncated = self.truncated or found.truncated
         self.arms[scope] = arm_of(
-            found.candidates, complete=found.complete or found.truncated, similarity_threshold=self._threshold
+            found.candidates,
+            # With as many as asked for, a wider search may still find more.
+            complete=found.complete or (found.truncated and len(found.candidates) < self._limits[scope]),
+            similarity_threshold=self._threshold,
         )
         self.arm_seconds[scope] = self.arm_seconds.get(scope, 0.0) + perf_counter() - clock
 

@@ -95,7 +95,7 @@ CREATE OR REPLACE FUNCTION public.anabranch_discard_access_set(candidate bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-  -- Under a stricter isolation level the last test would read an old snapshot; `anabranch_repair` does it later.
+  -- Under a stricter isolation level the last test would read an old snapshot; `anabranch_derive_anew` does it later.
   IF current_setting('transaction_isolation') <> 'read committed'
      OR EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = candidate) THEN
     RETURN;
@@ -173,17 +173,24 @@ BEGIN
 END
 $$;
 
--- Refuses what a stricter isolation level's snapshot would make wrong.
-CREATE OR REPLACE FUNCTION public.anabranch_need_read_committed() RETURNS void
+-- Refuses a change of documents that a stricter isolation level's snapshot would make wrong. Chunks of a document that
+-- goes are the foreign key's, where there is one: it looks past the snapshot.
+CREATE OR REPLACE FUNCTION public.anabranch_need_read_committed(operation text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-    RAISE EXCEPTION 'a document''s grants and metadata can be changed in READ COMMITTED only'
-      USING ERRCODE = 'feature_not_supported',
-            DETAIL = 'This transaction''s snapshot may lack chunks that were added since, and they would not follow.',
-            HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+  IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+     OR operation = 'INSERT'
+     OR operation <> 'UPDATE' AND EXISTS (
+       SELECT FROM pg_constraint k
+       WHERE k.contype = 'f' AND k.conrelid = 'public.document_chunks'::regclass
+         AND k.confrelid = 'public.documents'::regclass) THEN
+    RETURN;
   END IF;
+  RAISE EXCEPTION 'a document''s grants and metadata can be written in READ COMMITTED only'
+    USING ERRCODE = 'feature_not_supported',
+          DETAIL = 'This transaction''s snapshot may lack chunks that were added since, and they would not follow.',
+          HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
 END
 $$;
 
@@ -192,13 +199,11 @@ CREATE OR REPLACE FUNCTION public.anabranch_document_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+  PERFORM public.anabranch_need_read_committed(TG_OP);
   IF TG_OP = 'TRUNCATE' THEN
     UPDATE public.document_chunks c SET access_set_id = NULL WHERE c.access_set_id IS NOT NULL;
     PERFORM public.anabranch_discard_access_set(s.id) FROM public.access_sets s;
     RETURN NULL;
-  END IF;
-  IF TG_OP = 'UPDATE' THEN
-    PERFORM public.anabranch_need_read_committed();
   END IF;
   IF TG_OP <> 'INSERT' AND (TG_OP = 'DELETE' OR NEW.id <> OLD.id) THEN
     UPDATE public.document_chunks c SET access_set_id = NULL
@@ -222,12 +227,10 @@ AS $$
 DECLARE
   touched uuid[];
 BEGIN
+  PERFORM public.anabranch_need_read_committed(TG_OP);
   IF TG_OP = 'TRUNCATE' THEN
     SELECT array_agg(c.id) INTO touched FROM public.document_chunks c;
   ELSE
-    IF TG_OP = 'UPDATE' THEN
-      PERFORM public.anabranch_need_read_committed();
-    END IF;
     -- Locked against being deleted meanwhile: entries of a chunk that is gone would stay.
     SELECT array_agg(c.id) INTO touched
     FROM (SELECT its.id FROM public.document_chunks its
@@ -294,6 +297,11 @@ BEGIN
     UPDATE public.chunk_metadata m SET access_set_id = NEW.access_set_id WHERE m.chunk_id = NEW.id;
   ELSE
     IF TG_OP <> 'INSERT' THEN
+      IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        -- Entries that were made since are not in the snapshot, and would stay. Whoever made them has written the
+        -- document, so this fails then.
+        PERFORM FROM public.documents d WHERE d.id = OLD.document_id FOR SHARE;
+      END IF;
       DELETE FROM public.chunk_metadata m WHERE m.chunk_id = OLD.id;
     END IF;
     IF TG_OP <> 'DELETE' THEN
@@ -440,7 +448,7 @@ $$;
 
 -- Derives everything anew where it is wrong, and says how many rows were: for rows that were there before the
 -- triggers, and for writes that went past them (a restore with triggers disabled, logical replication).
-CREATE OR REPLACE FUNCTION public.anabranch_repair(
+CREATE OR REPLACE FUNCTION public.anabranch_derive_anew(
   OUT documents bigint, OUT chunks bigint, OUT topics bigint, OUT metadata bigint, OUT sets bigint) RETURNS record
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -494,8 +502,8 @@ REVOKE ALL ON FUNCTION
   public.anabranch_grants_changed(), public.anabranch_document_written(), public.anabranch_document_changed(),
   public.anabranch_chunk_written(), public.anabranch_chunk_changed(),
   public.anabranch_metadata_entries(jsonb, jsonb), public.anabranch_derive_metadata(uuid[]),
-  public.anabranch_need_read_committed(),
+  public.anabranch_need_read_committed(text),
   public.anabranch_document_described(), public.anabranch_chunk_described(),
   public.anabranch_wrong_documents(), public.anabranch_wrong_chunks(), public.anabranch_wrong_topics(),
-  public.anabranch_wrong_metadata(), public.anabranch_repair()
+  public.anabranch_wrong_metadata(), public.anabranch_derive_anew()
   FROM PUBLIC;

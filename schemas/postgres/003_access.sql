@@ -88,4 +88,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON public.documents, public.document_chunks
 GRANT SELECT ON public.access_sets, public.chunk_topics, public.chunk_metadata TO anabranch_writer;
 
 -- Rows that were there before the triggers, or were written past them.
-SELECT documents, chunks, topics, metadata, sets FROM public.anabranch_repair();
+SELECT documents, chunks, topics, metadata, sets FROM public.anabranch_derive_anew();

@@ -34,6 +34,8 @@ _EF_SEARCH, _MOST_EF_SEARCH = 400, 1000
 # How many times as many rows as asked for the index has to yield: where it looks in the wrong region first, the nearest
 # are not among the first.
 _FOUND_TIMES = 4
+# No more than this besides what was asked for, lest a wide search be one that the index gives up.
+_MOST_FOUND_BESIDES = 1000
 
 
 def _statements() -> dict[str, str]:
@@ -168,11 +170,12 @@ class PostgresStore:
     async def _search(self, search: Search) -> Found:
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
         asked = (search.vector, *scope, search.limit, search.expand_parents)
-        to_find = _FOUND_TIMES * search.limit
+        to_find = min(_FOUND_TIMES * search.limit, search.limit + _MOST_FOUND_BESIDES)
         # A small scope is searched exactly at once: that costs no more than an approximate search. Where the index
         # finds little at first, the scope is a small part of the store or lies away from the query: to read it costs
         # no more than to have the index go on, and misses nothing.
-        for scope_rows, briefly in ((self._small_scope_rows, True), (self._exact_scan_rows // 4, False)):
+        larger = max(self._small_scope_rows, self._exact_scan_rows // 4)
+        for scope_rows, briefly in ((self._small_scope_rows, True), (larger, False)):
             async with self._as(search.principals, to_find=to_find, briefly=briefly) as connection:
                 exactly = await connection.fetch(_SQL["search_exactly"], *asked, scope_rows + 1)
                 if (size := _looked_at(exactly)) <= scope_rows:

@@ -16,7 +16,8 @@ SELECT set_config($1, $2, true),
        set_config('hnsw.iterative_scan', 'relaxed_order', true),
        -- Else the server's own limit holds.
        CASE WHEN $5 THEN set_config('hnsw.max_scan_tuples',
-                                    LEAST(current_setting('hnsw.max_scan_tuples', true)::int, 1000)::text, true) END,
+                                    LEAST(NULLIF(current_setting('hnsw.max_scan_tuples', true), '')::int, 1000)::text,
+                                    true) END,
        set_config('plan_cache_mode', 'force_custom_plan', true),
        -- As for data in memory. An index scan ends where enough was read; a bitmap, which dearer random pages would
        -- favour, is complete before its first row comes.

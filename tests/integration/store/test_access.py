@@ -174,7 +174,7 @@ async def assert_derived_is_true(owner: Connection, worker: Connection) -> None:
         for key, text in overlaid(documents.get(row["document_id"]), row).items()
     }
     assert set(sets) == {row["access_set_id"] for row in documents.values()} - {None}, "a set is left over"
-    assert tuple(await owner.fetchrow("SELECT * FROM anabranch_repair()") or ()) == (0,) * 5
+    assert tuple(await owner.fetchrow("SELECT * FROM anabranch_derive_anew()") or ()) == (0,) * 5
 
     for asker in [(p,) for p in PRINCIPALS] + [("user:1", "group:law"), ("nobody",)]:
         visible = {id_ for id_ in documents if readers[id_] & {*asker, "public"}}
@@ -533,7 +533,7 @@ async def test_nobody_waits_for_another_ones_set_of_readers(pair: Pair) -> None:
 
 
 async def assert_derived_is_true_but_for_doubles(owner: Connection, worker: Connection) -> None:
-    *wrong, _ = await owner.fetchrow("SELECT * FROM anabranch_repair()") or ()
+    *wrong, _ = await owner.fetchrow("SELECT * FROM anabranch_derive_anew()") or ()
     assert wrong == [0] * 4
     await assert_derived_is_true(owner, worker)
 
@@ -610,6 +610,47 @@ async def test_a_stricter_isolation_level_misses_no_chunk(pair: Pair, isolation:
     await assert_derived_is_true(owner, worker)
 
 
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM document_chunks", "UPDATE document_chunks SET id = gen_random_uuid()"]
+)
+async def test_a_stricter_isolation_level_leaves_no_entry(pair: Pair, isolation: Any, change: str) -> None:
+    """The document was described since: the entries are not in its snapshot, and the chunk itself was not touched."""
+    one, two, owner, worker = pair
+    id_ = await document(one, "user:1")
+    await chunk(one, id_)
+    late = two.transaction(isolation=isolation)
+    await late.start()
+    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
+    await one.execute("""UPDATE documents SET metadata = '{"a": "b"}' WHERE id = $1""", id_)
+    with pytest.raises(asyncpg.SerializationError):
+        await two.execute(change)
+    await late.rollback()
+    await assert_derived_is_true(owner, worker)
+    await two.execute(change)
+    await assert_derived_is_true(owner, worker)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_a_stricter_isolation_level_leaves_no_chunk_without_its_document(
+    pair: Pair, isolation: Any
+) -> None:
+    """With the foreign key or without: the chunk was added since."""
+    one, two, owner, worker = pair
+    for drop in (None, "ALTER TABLE document_chunks DROP CONSTRAINT document_chunks_document_id_fkey"):
+        if drop is not None:
+            await owner.execute(drop)
+        id_ = await document(one, "user:1")
+        late = two.transaction(isolation=isolation)
+        await late.start()
+        await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
+        await chunk(one, id_)
+        with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
+            await two.execute("DELETE FROM documents WHERE id = $1", id_)
+        await late.rollback()
+        await assert_derived_is_true(owner, worker)
+
+
 # What an asker can do
 
 
@@ -678,7 +719,7 @@ async def test_nothing_is_left_on_a_connection(database: Database) -> None:
         "ALTER TABLE documents DISABLE ROW LEVEL SECURITY",
         "DROP POLICY anabranch_reader_documents ON documents",
         "SELECT anabranch_access_set(gen_random_uuid())",
-        "SELECT anabranch_repair()",
+        "SELECT anabranch_derive_anew()",
         "SELECT anabranch_wrong_documents()",
         "CREATE TABLE public.mine ()",
     ],
