@@ -61,7 +61,9 @@ async def _run_all(
     outcomes = []
     async with Servers(jars()) as servers:
         for number, fault in enumerate(faults, start=1):
-            console.print(f"[dim]{number}/{len(faults)}[/] {fault.name} …", end=" ")
+            console.print(
+                f"[dim]{number}/{len(faults)}[/] {fault.name}{fault.of and f': {fault.of}'} …", end=" "
+            )
             try:
                 outcome = await run(fault, servers, random.Random(f"{seed} {fault.name}"), rounds=rounds)
             except CannotBeHad as reason:

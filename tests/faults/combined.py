@@ -18,18 +18,19 @@ def combine(faults: Sequence[Fault], seed: int, count: int) -> list[Fault]:
     """Combinations of faults that may strike together; the same ones for the same seed."""
     rng = Random(f"{seed} combinations")
     able = [fault for fault in faults if fault.combinable]
-    return [_together(rng.sample(able, _AT_ONCE)) for _ in range(count)]
+    return [_together(f"combined-{number + 1}", rng.sample(able, _AT_ONCE)) for number in range(count)]
 
 
-def _together(chosen: Sequence[Fault]) -> Fault:
+def _together(name: str, chosen: Sequence[Fault]) -> Fault:
     async def prepare(stack: Stack) -> None:
         for each in chosen:
             if each.prepare is not None:
                 await each.prepare(stack)
 
     return Fault(
-        " + ".join(fault.name for fault in chosen),
+        name,
         _strike([fault.strike for fault in chosen]),
+        of=" + ".join(fault.name for fault in chosen),
         prepare=prepare,
         rounds=2,
         workers=3,

@@ -44,6 +44,7 @@ class Fault:
         limit_seconds: a round has failed when not all is well so long after it was mended.
         repeats: most repeats that a round may cause.
         combinable: whether it may strike while others do.
+        of: what it is combined of.
         disk: where its broker keeps the records; a broker of its own then.
     """
 
@@ -59,6 +60,7 @@ class Fault:
     limit_seconds: float = 30.0
     repeats: int = REPEATS_OF_A_MEMBER
     combinable: bool = False
+    of: str = ""
     disk: Callable[[], AbstractContextManager[Path]] | None = None
 
 

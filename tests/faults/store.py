@@ -4,7 +4,9 @@ import asyncio
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -65,18 +67,18 @@ async def run_out_of_connections(stack: Stack) -> None:
         admin = await asyncpg.connect(stack.database.admin)
         taken: list[asyncpg.Connection] = []
         try:
-            left = None
-            while left != 0:
-                await admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'anabranch'"
+            calm_since = time.monotonic()
+            while time.monotonic() - calm_since < 1.0:  # whoever was about to log in is there by then
+                ended = await admin.fetchval(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'anabranch'"
                 )
-                try:
+                with suppress(asyncpg.TooManyConnectionsError):
                     while True:
                         taken.append(await asyncpg.connect(stack.database.writer))
-                except asyncpg.TooManyConnectionsError:
-                    left = await admin.fetchval(
-                        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'anabranch'"
-                    )
+                        ended += 1
+                if ended:
+                    calm_since = time.monotonic()
+                await asyncio.sleep(0.05)
             await stack.until_unready(seconds=20)
             await asyncio.sleep(5)
         finally:
