@@ -325,6 +325,20 @@ async def test_a_scan_that_stopped_early_is_told_and_not_repeated() -> None:
     assert len(store.searches) == 1
 
 
+async def test_a_scan_that_gave_up_with_enough_is_told_and_widened() -> None:
+    """Rows that become one passage are not enough, though the index has found as many as were asked for."""
+
+    class Hasty(Rows):
+        async def search(self, search: Search) -> Found:
+            found = await super().search(search)
+            return replace(found, complete=False, truncated=True)
+
+    siblings = [Row(number, 0.1, parent=1) for number in range(100, 200)]
+    store = Hasty([*siblings, *(Row(number, 0.2) for number in range(200, 220))])
+    result = await answer(store, GLOBAL, rules(5, expand_parents=True))
+    assert (numbers(result), result.warnings) == ([1, 200, 201, 202, 203], ("scan_truncated",))
+
+
 async def test_a_search_has_an_end_where_one_parent_has_a_multitude_of_children() -> None:
     store = Rows([Row(number, 0.1, parent=1) for number in range(100, 12_100)])
     result = await answer(store, GLOBAL, rules(2, expand_parents=True))
