@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import instances
 import pytest
 from jsonschema import Draft7Validator
 
@@ -15,6 +14,7 @@ from streams import resources
 from streams.core import messages
 from streams.core.errors import TerminalError
 from streams.wire import Codec
+from tests.contract import instances
 
 CODEC = Codec()
 QUERY = json.loads(

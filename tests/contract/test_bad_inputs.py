@@ -4,10 +4,10 @@ import tracemalloc
 from time import perf_counter
 
 import pytest
-from bad_inputs import BAD_INPUTS, avro_event, json_event
 
 from streams.core.errors import TerminalError
 from streams.wire import Codec, query_to_json
+from tests.bad_inputs import BAD_INPUTS, avro_event, json_event
 
 CODEC = Codec()
 

@@ -8,18 +8,18 @@ from time import process_time
 from typing import Any
 
 import pytest
-from bad_inputs import QUERY_WRITER, avro_event, head, json_event
 from fastavro import schemaless_reader
-from fuzz.hunt import hunt, our_judge
-from fuzz.judge import Broken, Judge
-from fuzz.mutations import hostile
-from fuzz.seeds import SEEDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
+from tests.bad_inputs import QUERY_WRITER, avro_event, head, json_event
+from tests.fuzz.hunt import hunt, our_judge
+from tests.fuzz.judge import Broken, Judge
+from tests.fuzz.mutations import hostile
+from tests.fuzz.seeds import SEEDS
 
 CODEC = Codec()
 

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 from uuid import UUID, uuid5
 
-import instances
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +18,7 @@ from jsonschema import Draft7Validator
 from streams import resources
 from streams.core.messages import result_id
 from streams.wire import Codec, query_to_json, result_to_json
+from tests.contract import instances
 
 CODEC = Codec()
 CONTRACTS = resources.contracts()

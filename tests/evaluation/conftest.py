@@ -1,7 +1,6 @@
 """Surroundings of the two ways: a store with the sample corpus, a broker with topics, a worker."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,16 +8,11 @@ from uuid import uuid4
 
 import pytest
 
-# Modules that several tests share are imported by their own names.
-_HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "integration"), str(_HERE.parent)]
-
-from harness import Channel, Worker, open_channel  # noqa: E402  # found through the path above
-
-from streams import sample  # noqa: E402
-from streams.demo.stack import load_corpus  # noqa: E402
-from streams.embedded.broker import EmbeddedBroker  # noqa: E402
-from tests.conftest import Database, PostgresServer  # noqa: E402
+from streams import sample
+from streams.demo.stack import load_corpus
+from streams.embedded.broker import EmbeddedBroker
+from tests.conftest import Database, PostgresServer
+from tests.integration.harness import Channel, Worker, open_channel
 
 StartWorker = Callable[[str, Channel], Worker]
 

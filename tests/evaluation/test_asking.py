@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from made_up import golden, result
 
 from streams.core.messages import QueryEmbedding
 from streams.evaluation.asking import Answered, DeadLettered, Outcome, Unanswered, ask_all
 from streams.evaluation.golden import Expectation
+from tests.evaluation.made_up import golden, result
 
 EXPECTED = [Expectation("source_url", "https://a")]
 QUERIES = [golden(str(number), EXPECTED) for number in range(20)]

@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import EMBEDDING, passage
 
 from streams import sample
 from streams.core.messages import QueryEmbedding
 from streams.evaluation.golden import Expectation, GoldenError, read_golden
 from streams.evaluation.sample import sample_lines
+from tests.evaluation.made_up import EMBEDDING, passage
 
 CHUNK = "0b9f2a4e-5a0c-4d4e-8f6e-3c1b7a9d2e10"
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import passage
 
 from streams.core.messages import Passage
 from streams.evaluation.golden import Expectation
 from streams.evaluation.measuring import Judgement, judge, measure, percentiles
+from tests.evaluation.made_up import passage
 
 IDS = [UUID(int=number + 1) for number in range(6)]
 URLS = [None, "https://a/1", "https://a/2", "https://b/1"]

@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from made_up import golden, passage, result
 
 from streams.evaluation.asking import Answered, DeadLettered, Outcome, Unanswered
 from streams.evaluation.golden import Expectation, GoldenQuery
 from streams.evaluation.page import render
 from streams.evaluation.report import Bounds, Report, assess
 from streams.evaluation.vectors import VectorCount
+from tests.evaluation.made_up import golden, passage, result
 
 WANTED = UUID(int=7)
 EXPECTED = [Expectation("document_id", str(WANTED), 2)]

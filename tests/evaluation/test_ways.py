@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Channel
-from made_up import EMBEDDING
 
 from streams import sample
 from streams.evaluation.sample import sample_lines
 from tests.conftest import Database
+from tests.evaluation.made_up import EMBEDDING
+from tests.integration.harness import Channel
 
 StartWorker = Callable[..., object]
 

@@ -3,12 +3,9 @@
 import argparse
 import secrets
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from fuzz.hunt import Hunt, hunt, our_judge  # found through the path above
-from fuzz.mutations import hostile
+from tests.fuzz.hunt import Hunt, hunt, our_judge
+from tests.fuzz.mutations import hostile
 
 _MOST_TOLD = 20
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from fuzz.judge import HANG_SECONDS, Broken, Judge
-from fuzz.mutations import hostile
-from fuzz.seeds import codec
+from tests.fuzz.judge import HANG_SECONDS, Broken, Judge
+from tests.fuzz.mutations import hostile
+from tests.fuzz.seeds import codec
 
 __all__ = ["Hunt", "hunt", "our_judge"]
 

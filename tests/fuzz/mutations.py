@@ -3,9 +3,8 @@
 import random
 from collections.abc import Callable, Sequence
 
-from bad_inputs import QUERY_WRITER, avro_event, head, json_event, zigzag
-
-from fuzz.seeds import CONFLUENT, SEEDS
+from tests.bad_inputs import QUERY_WRITER, avro_event, head, json_event, zigzag
+from tests.fuzz.seeds import CONFLUENT, SEEDS
 
 __all__ = ["hostile"]
 

@@ -4,12 +4,12 @@ import copy
 import json
 from io import BytesIO
 
-from bad_inputs import QUERY_WRITER, avro_datum, avro_event, embedding, json_event
 from fastavro import parse_schema, schemaless_writer
 
 from streams import resources
 from streams.wire import Codec
 from streams.wire.writers import Writer
+from tests.bad_inputs import QUERY_WRITER, avro_datum, avro_event, embedding, json_event
 
 __all__ = ["CONFLUENT", "NEWER", "SEEDS", "codec"]
 

@@ -6,22 +6,16 @@ module says which it needs, and why. Where Apache Kafka cannot be had, its half 
 What a test measured goes into ``figures`` and is printed at the end of the run, whether it passed or not.
 """
 
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-# Modules that several tests share are imported by their own names.
-_HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE), str(_HERE / "kafka"), str(_HERE.parent)]
-
-from apache_kafka import ApacheKafka  # noqa: E402  # found through the path above
-from certificates import Certificates  # noqa: E402
-from harness import Channel, Outbox, Worker, open_channel  # noqa: E402
-
-from streams.embedded.broker import EmbeddedBroker  # noqa: E402
+from streams.embedded.broker import EmbeddedBroker
+from tests.certificates import Certificates
+from tests.integration.harness import Channel, Outbox, Worker, open_channel
+from tests.integration.kafka.apache_kafka import ApacheKafka
 
 StartWorker = Callable[..., Worker]
 

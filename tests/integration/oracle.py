@@ -12,7 +12,8 @@ from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
-from corpora import Chunk, Corpus, Document
+
+from tests.integration.corpora import Chunk, Corpus, Document
 
 __all__ = ["PROFILES", "ProfileRow", "expected_result", "merged_metadata", "numpy_distances"]
 

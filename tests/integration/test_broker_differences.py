@@ -28,10 +28,10 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 from aiokafka.structs import TopicPartition
-from apache_kafka import ApacheKafka
-from harness import Channel, anabranch
 
 from streams.embedded.broker import EmbeddedBroker
+from tests.integration.harness import Channel, anabranch
+from tests.integration.kafka.apache_kafka import ApacheKafka
 
 Broker = EmbeddedBroker | ApacheKafka
 

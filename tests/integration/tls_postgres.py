@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
-from certificates import Certificates, Identity
-from maven import Unresolved, resolved
-
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres, _find_install
+from tests.certificates import Certificates, Identity
+from tests.integration.maven import Unresolved, resolved
 
 __all__ = ["ACCOUNT", "install", "tls_postgres"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 from aiokafka.protocol.admin import SaslAuthenticateRequest
-from certificates import Certificates
 
 from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.settings import SettingsError, load
 from streams.store.refusals import refusal
 from streams.worker.configured import broker_connection
+from tests.certificates import Certificates
 
 SECRET = "canary-7d1e"
 

@@ -12,13 +12,10 @@ from typing import Any
 import asyncpg
 from aiokafka import AIOKafkaConsumer
 
-# Run as a program of its own, it finds what the tests find.
-_TESTS = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(_TESTS.parent), str(_TESTS), str(_TESTS / "integration")]
+from tests.integration.harness import read_result
 
-from harness import read_result  # noqa: E402  # found through the path above
-
-README = _TESTS.parent / "contracts" / "retrieval" / "v1" / "README.md"
+ROOT = Path(__file__).resolve().parents[3]
+README = ROOT / "contracts" / "retrieval" / "v1" / "README.md"
 
 
 def block(language: str) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from apache_kafka import ApacheKafka
+
+from tests.integration.kafka.apache_kafka import ApacheKafka
 
 
 @pytest.fixture

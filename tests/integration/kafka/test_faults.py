@@ -4,10 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from corpora import load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, account, as_avro, query
-
 from tests.conftest import Database
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query
 
 # What an installation has that sets nothing.
 _DEFAULT_CLOCKS = {

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
-import act_once
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from corpora import load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, account, as_avro, query, until
 
 from tests.conftest import Database
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query, until
+from tests.integration.kafka import act_once
 
 
 async def test_a_consumer_acts_once_on_each_answer(
@@ -41,7 +41,8 @@ async def test_a_consumer_acts_once_on_each_answer(
         arguments = [channel.bootstrap_servers, channel.output, f"{channel.name}.readers", database.admin]
         with log_file.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, act_once.__file__, *arguments],
+                [sys.executable, "-m", act_once.__name__, *arguments],
+                cwd=act_once.ROOT,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -9,13 +9,13 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
-from corpora import load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, as_avro, as_json, query
 
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import UnknownProfile
 from streams.wire.deadletter import error_headers
 from tests.conftest import Database
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, query
 from tests.integration.kafka.test_sizes import set_most_bytes
 from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
     GONE,

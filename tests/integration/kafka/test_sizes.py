@@ -11,14 +11,14 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
-from apache_kafka import ApacheKafka
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import Channel, Outbox, Worker, anabranch, as_json, query, read_result, until
 
 from streams.broker.publisher import Publisher
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import ResultTooLarge
 from tests.conftest import Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_json, query, read_result, until
+from tests.integration.kafka.apache_kafka import ApacheKafka
 
 _MIB = 1024 * 1024
 # A batch with one record in it: its own header, and the record's lengths and timestamps.

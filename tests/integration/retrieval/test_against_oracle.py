@@ -15,9 +15,6 @@ from uuid import UUID
 import asyncpg
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import query
-from oracle import PROFILES, expected_result, numpy_distances
 from pgvector.asyncpg import register_vector
 
 from streams.core.messages import QueryEmbedding
@@ -27,6 +24,9 @@ from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import query
+from tests.integration.oracle import PROFILES, expected_result, numpy_distances
 
 packing = PROFILES["packing"]
 ALL_PROFILES = {

@@ -14,8 +14,6 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from corpora import Chunk, Corpus, Document, load, unit_vectors
-from harness import query
 
 from streams.core.errors import SearchTimeout, StoreUnavailable
 from streams.core.messages import QueryEmbedding
@@ -24,6 +22,8 @@ from streams.retrieval import Found, Retrieved, Search, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
+from tests.integration.harness import query
 
 SESSION = UUID("0b8d7c1a-55e4-4c2f-8f7e-9a1b2c3d4e5f")
 TOPIC = UUID("c0ffee00-1234-4abc-8def-0123456789ab")

@@ -19,9 +19,6 @@ from uuid import UUID
 import asyncpg
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import query
-from oracle import PROFILES, _matches, expected_result
 from pgvector.asyncpg import register_vector
 
 from streams.core.errors import ContractViolation, SearchTimeout, StoreUnavailable, TransientError
@@ -32,6 +29,9 @@ from streams.store.postgres import PooledConnection, PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import query
+from tests.integration.oracle import PROFILES, _matches, expected_result
 
 CONNECTIONS = 3
 ASKERS = 10  # at a time; an event with a topic uses two connections

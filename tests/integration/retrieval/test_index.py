@@ -8,9 +8,6 @@ from typing import Any
 import asyncpg
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import query
-from oracle import expected_result, numpy_distances
 
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import SHIPPED, rules_for
@@ -20,6 +17,9 @@ from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import query
+from tests.integration.oracle import expected_result, numpy_distances
 
 # A scan of the index alone, which gives up early: what 20,000 tuples are to a store of millions.
 IMPATIENT = """

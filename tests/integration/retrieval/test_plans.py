@@ -11,11 +11,11 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 from streams.store.postgres import PostgresStore
 from tests.conftest import SETTING, Database, PostgresServer
 from tests.evaluate.plans import SEARCHES, Asked, combinations_of, indexes_in, plans_of
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 SESSION, TOPIC = UUID(int=1), UUID(int=2)
 COMBINATIONS = list(

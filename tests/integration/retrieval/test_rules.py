@@ -17,8 +17,6 @@ from uuid import UUID
 import asyncpg
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load, unit_vectors
-from harness import query
 
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import Profile, rules_for
@@ -27,6 +25,8 @@ from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
+from tests.integration.harness import query
 
 SESSION, TOPIC = UUID(int=0xA), UUID(int=0xB)
 DOCUMENT = Document(UUID(int=0xD), frozenset({"user:1"}), session_id=SESSION)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from apache_kafka import MECHANISMS, PASSWORD, USER, ApacheKafka
-from certificates import Certificates
-from corpora import load, tiny_corpus, unit_vectors
-from disclosure import assert_silent
-from harness import Channel, Outbox, Worker, anabranch, as_avro, query, until
 
+from tests.certificates import Certificates
 from tests.conftest import Database
+from tests.disclosure import assert_silent
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_avro, query, until
+from tests.integration.kafka.apache_kafka import MECHANISMS, PASSWORD, USER, ApacheKafka
 
 pytestmark = pytest.mark.parametrize(
     "broker", ["kafka"], indirect=True

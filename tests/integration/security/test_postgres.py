@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
-from certificates import Certificates, Identity
-from corpora import load, tiny_corpus, unit_vectors
-from disclosure import assert_silent
-from harness import Channel, Outbox, Worker, anabranch, as_avro, query
-from maven import Unresolved
-from tls_postgres import ACCOUNT, install, tls_postgres
 
+from tests.certificates import Certificates, Identity
 from tests.conftest import Database, PostgresServer, unavailable
+from tests.disclosure import assert_silent
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_avro, query
+from tests.integration.maven import Unresolved
+from tests.integration.tls_postgres import ACCOUNT, install, tls_postgres
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)  # it is not what is asked here
 

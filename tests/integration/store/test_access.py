@@ -13,7 +13,8 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from oracle import merged_metadata
+
+from tests.integration.oracle import merged_metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping

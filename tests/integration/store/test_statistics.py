@@ -17,8 +17,6 @@ from uuid import UUID
 import asyncpg
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from oracle import merged_metadata
 from rich.console import Console
 
 from streams.cli import stats as view
@@ -26,6 +24,8 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import TABLES, migrate
 from streams.store.postgres import _coordinates
 from streams.store.statistics import Statistics, StatisticsError, collect
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.oracle import merged_metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from bad_inputs import BAD_INPUTS
-from corpora import unit_vectors
-from harness import Channel, Outbox, Worker, as_avro, as_json, event_id_of, query
-
+from tests.bad_inputs import BAD_INPUTS
 from tests.conftest import Database
+from tests.integration.corpora import unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, event_id_of, query
 
 MODEL = "all-mpnet-base-v2"
 VECTOR = unit_vectors(1, 3)[0]

@@ -16,10 +16,10 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
 import pytest
-from corpora import Chunk, Corpus, Document, load
-from harness import Channel, Outbox, Worker, as_avro, query, read_result
 
 from tests.conftest import Database
+from tests.integration.corpora import Chunk, Corpus, Document, load
+from tests.integration.harness import Channel, Outbox, Worker, as_avro, query, read_result
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 

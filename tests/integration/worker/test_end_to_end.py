@@ -7,13 +7,13 @@ from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 import pytest
-from bad_inputs import valid_event
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import Channel, Outbox, Worker, as_avro, as_json, query, read_result
-from oracle import expected_result, numpy_distances
 
 from streams.tokens import count_tokens
+from tests.bad_inputs import valid_event
 from tests.conftest import Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, query, read_result
+from tests.integration.oracle import expected_result, numpy_distances
 
 RNG = random.Random(20)
 SESSIONS = [random_uuid(RNG) for _ in range(2)]

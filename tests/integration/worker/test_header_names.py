@@ -6,10 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from corpora import load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, as_avro, query
-
 from tests.conftest import Database
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, as_avro, query
 
 # aiokafka's own builder, in Python, asks the name for its bytes.
 _SEND = """

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 import asyncpg
-from corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, account, as_avro, query, until
 
 from tests.conftest import Database
+from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query, until
 
 
 def events(count: int) -> dict[str, bytes]:

@@ -7,12 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from harness import Channel, Outbox, Samples, Worker, account, as_avro, as_json, query, read_result
 
 import streams
 from streams.embedded.postgres import EmbeddedPostgres
 from tests.conftest import PostgresServer
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import (
+    Channel,
+    Outbox,
+    Samples,
+    Worker,
+    account,
+    as_avro,
+    as_json,
+    query,
+    read_result,
+)
 
 # Specification, section 7: name to labels.
 METRICS = {

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from corpora import unit_vectors
-from harness import Channel, Outbox, Worker, as_json, query
 
 from tests.conftest import Database
+from tests.integration.corpora import unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, as_json, query
 
 pytestmark = [
     pytest.mark.usefixtures("channel"),

@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
-from bad_inputs import json_event
-from corpora import load, tiny_corpus, unit_vectors
-from harness import PARTITIONS, Channel, Outbox, Worker, anabranch, as_avro, query, start_anabranch, until
 
 from streams.core.errors import GaveUp, UnknownProfile
 from streams.wire.deadletter import error_headers
+from tests.bad_inputs import json_event
 from tests.conftest import Database
+from tests.integration.corpora import load, tiny_corpus, unit_vectors
+from tests.integration.harness import (
+    PARTITIONS,
+    Channel,
+    Outbox,
+    Worker,
+    anabranch,
+    as_avro,
+    query,
+    start_anabranch,
+    until,
+)
 
 VECTOR = unit_vectors(1, 1)[0]
 HEADERS: Sequence[tuple[str, bytes | None]] = [

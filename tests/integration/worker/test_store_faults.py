@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import asyncpg
 import pytest
-from corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
-from harness import Channel, Outbox, Worker, account, as_avro, query
 
 from tests.conftest import Database
+from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
+from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from harness import Channel
 
 from streams.broker.stretch import read_stretch
+from tests.integration.harness import Channel
 
 
 @pytest.mark.parametrize(
