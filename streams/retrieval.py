@@ -22,19 +22,28 @@ from streams.core.messages import (
     RetrievalResult,
     result_id,
 )
-from streams.core.profiles import Rules
+from streams.core.profiles import RetrievalParams
 from streams.core.selection import (
     Arm,
     Candidate,
     Pick,
     Scope,
     Selection,
-    arm_of,
     order_by_similarity,
+    rank_candidates,
     select,
 )
 
-__all__ = ["Found", "Retrieved", "Search", "Store", "StoredPassage", "Tokenizer", "retrieve", "unit_vector"]
+__all__ = [
+    "ArmResult",
+    "Retrieved",
+    "Search",
+    "Store",
+    "StoredPassage",
+    "Tokenizer",
+    "retrieve",
+    "unit_vector",
+]
 
 # Growing the limit by this factor reaches a parent's fifty children on top in two more rounds.
 _GROWTH = 4
@@ -68,7 +77,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ArmResult:
     """One arm's answer.
 
     Attributes:
@@ -108,7 +117,7 @@ class StoredPassage:
 class Store(Protocol):
     """Where chunks are. Raises only TransientError subclasses, or what nobody foresaw."""
 
-    async def search(self, search: Search) -> Found: ...
+    async def search(self, search: Search) -> ArmResult: ...
 
     async def passages(
         self, principals: Sequence[str], chunk_ids: Sequence[UUID]
@@ -141,7 +150,7 @@ def unit_vector(embedding: Sequence[float]) -> Vector:
 
 
 async def retrieve(
-    query: QueryEmbedding, rules: Rules, store: Store, count_tokens: Tokenizer, *, started: float
+    query: QueryEmbedding, rules: RetrievalParams, store: Store, count_tokens: Tokenizer, *, started: float
 ) -> Retrieved:
     """Answer one query.
 
@@ -282,7 +291,7 @@ class _Texts:
 class _FanOut:
     """The arms of one query, searched in parallel, each as far as needed."""
 
-    def __init__(self, query: QueryEmbedding, rules: Rules, store: Store) -> None:
+    def __init__(self, query: QueryEmbedding, rules: RetrievalParams, store: Store) -> None:
         self._query = query
         self._store = store
         self._expand = rules.profile.expand_parents
@@ -336,7 +345,7 @@ class _FanOut:
             )
         )
         self.truncated = self.truncated or found.truncated
-        self.arms[scope] = arm_of(
+        self.arms[scope] = rank_candidates(
             found.candidates,
             # With as many as asked for, a wider search may still find more.
             complete=found.complete or (found.truncated and len(found.candidates) < self._limits[scope]),
@@ -347,7 +356,7 @@ class _FanOut:
 
 def _result(
     query: QueryEmbedding,
-    rules: Rules,
+    rules: RetrievalParams,
     selection: Selection,
     texts: _Texts,
     *,

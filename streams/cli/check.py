@@ -50,7 +50,7 @@ async def _store(settings: Settings) -> list[Finding]:
     except Exception as error:
         if (refused := refusal(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")
-            return [Finding("connection", "refused" if refused.unasked else "unready", detail, remedy)]
+            return [Finding("connection", "refused" if refused.before_connect else "unready", detail, remedy)]
         if not isinstance(error, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
             raise
         return [

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["Entry", "AckTracker"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class Entry(Generic[T]):
     done: bool = field(default=False)
 
 
-class Ledger(Generic[T]):
+class AckTracker(Generic[T]):
     """Queues of events in work, one a lane (a partition in one generation of the consumer group)."""
 
     def __init__(self) -> None:
@@ -53,6 +53,6 @@ class Ledger(Generic[T]):
         if not lane:
             self._lanes.pop(entry.lane, None)
 
-    def abandon(self) -> None:
+    def clear(self) -> None:
         """Drop every lane: those partitions are somebody else's now, or will be read again."""
         self._lanes.clear()

@@ -189,6 +189,6 @@ class StoreMisconfigured(TransientError):
 
     code = "store_misconfigured"
 
-    def __init__(self, message: str, *, unasked: bool = False) -> None:
+    def __init__(self, message: str, *, before_connect: bool = False) -> None:
         super().__init__(message)
-        self.unasked = unasked
+        self.before_connect = before_connect

@@ -76,7 +76,7 @@ _INSTANT = re.compile(
     r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])$"
 )
 # Year 0000, and the two days that an offset could move out of datetime's range.
-_NO_INSTANT = re.compile(r"^0000|^0001-01-01.*\+.*[1-9]|^9999-12-31.*-.*[1-9]|\n")
+_INVALID_INSTANT = re.compile(r"^0000|^0001-01-01.*\+.*[1-9]|^9999-12-31.*-.*[1-9]|\n")
 _OTHER_MAJOR = re.compile(
     r"(?!1\.)(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
 )
@@ -130,7 +130,7 @@ def _instant(value: object) -> object:
                 return value.astimezone(UTC)
             except OverflowError:
                 raise _broken("instant", "is outside of the years 0001 to 9999 in UTC") from None
-    elif isinstance(value, str) and _INSTANT.fullmatch(value) and not _NO_INSTANT.search(value):
+    elif isinstance(value, str) and _INSTANT.fullmatch(value) and not _INVALID_INSTANT.search(value):
         zone, end = UTC, -1
         if value[-1] not in "Zz":
             end = -6
@@ -369,7 +369,7 @@ class RetrievalResult(_Message):
     results: Annotated[tuple[Passage, ...], FailFast(), BeforeValidator(_array)]
 
 
-_RULES: Final[Mapping[str, str]] = {
+_RULE_TEXTS: Final[Mapping[str, str]] = {
     "missing": "is required",
     "model_type": "is no object",
     "dict_type": "is no object",
@@ -389,7 +389,7 @@ _RULES: Final[Mapping[str, str]] = {
     "literal_error": "is none of the allowed values",
 }
 _MAPS: Final = frozenset({"metadata", "coordinates"})
-_OURS: Final = frozenset(
+_OWN_ERROR_TYPES: Final = frozenset(
     {"nul", "surrogate", "version", "uuid", "instant", "array", "number", "string", "hash", "code", "many"}
 )
 
@@ -407,6 +407,6 @@ def _describe(error: ValidationError) -> str:
             path += ".*"
             break
     kind = first["type"]
-    rule = first["msg"] if kind in _OURS else _RULES.get(kind, f"breaks the rule {kind}")
+    rule = first["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"breaks the rule {kind}")
     others = error.error_count() - 1
     return f"{path or 'message'} {rule}" + (f" (and {others} more)" if others else "")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from streams.core.errors import UnknownProfile
 from streams.core.messages import QueryEmbedding
 
-__all__ = ["SHIPPED", "Profile", "ProfileError", "Rules", "overlay", "rules_for"]
+__all__ = ["BUILTIN_PROFILES", "Profile", "ProfileError", "RetrievalParams", "overlay", "resolve_params"]
 
 
 class ProfileError(Exception):
@@ -52,7 +52,7 @@ class Profile(BaseModel):
         return self
 
 
-SHIPPED: Mapping[str, Profile] = {
+BUILTIN_PROFILES: Mapping[str, Profile] = {
     # Entity extraction reads much and ranks little.
     "extraction": Profile(k_default=15, k_min=10, k_max=15),
     # A chat turn: whole problems, most relevant first from both arms, within what a prompt can spare.
@@ -73,7 +73,7 @@ SHIPPED: Mapping[str, Profile] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RetrievalParams:
     """What holds for one event: its profile, overridden by its own wishes."""
 
     name: str
@@ -88,7 +88,7 @@ class Rules:
         return self.k_requested is not None and self.k_requested != self.k
 
 
-def rules_for(query: QueryEmbedding, profiles: Mapping[str, Profile], default: str) -> Rules:
+def resolve_params(query: QueryEmbedding, profiles: Mapping[str, Profile], default: str) -> RetrievalParams:
     """Combine the event's wishes with its profile.
 
     Raises:
@@ -101,7 +101,7 @@ def rules_for(query: QueryEmbedding, profiles: Mapping[str, Profile], default: s
     k = profile.k_default if query.k is None else min(max(query.k, profile.k_min), profile.k_max)
     threshold = query.similarity_threshold
     budget = query.token_budget
-    return Rules(
+    return RetrievalParams(
         name=name,
         profile=profile,
         k_requested=query.k,

@@ -11,7 +11,16 @@ from itertools import cycle
 from typing import Literal
 from uuid import UUID
 
-__all__ = ["Arm", "Candidate", "Pick", "Scope", "Selection", "arm_of", "order_by_similarity", "select"]
+__all__ = [
+    "Arm",
+    "Candidate",
+    "Pick",
+    "Scope",
+    "Selection",
+    "rank_candidates",
+    "order_by_similarity",
+    "select",
+]
 
 Scope = Literal["local", "global"]
 
@@ -82,7 +91,9 @@ class Selection:
     first_exceeds_budget: bool
 
 
-def arm_of(candidates: Iterable[Candidate], *, complete: bool, similarity_threshold: float | None) -> Arm:
+def rank_candidates(
+    candidates: Iterable[Candidate], *, complete: bool, similarity_threshold: float | None
+) -> Arm:
     """Put candidates into the total order and cut them off at the threshold.
 
     A distance that is NaN belongs to a stored zero vector, which has no direction: it is dropped.

@@ -7,7 +7,7 @@ from typing import Self
 
 from streams.core.errors import ModelMismatch, TerminalError, TransientError
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import Profile, rules_for
+from streams.core.profiles import Profile, resolve_params
 from streams.evaluation.asking import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
 from streams.retrieval import Tokenizer, retrieve
 from streams.store.postgres import PostgresStore
@@ -78,7 +78,7 @@ class DirectStore:
         """Retrieve once; a fault of the store is no answer, and not tried again."""
         asked = perf_counter()
         try:
-            rules = rules_for(event, self._profiles, self._default_profile)
+            rules = resolve_params(event, self._profiles, self._default_profile)
             if None not in (self._embedding_model, event.embedding_model) and (
                 event.embedding_model != self._embedding_model
             ):

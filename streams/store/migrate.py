@@ -190,7 +190,7 @@ class _Rule:
         return found is True
 
 
-_RULES: Final = (
+_RULE_TEXTS: Final = (
     _Rule(
         re.compile(r"CREATE TABLE IF NOT EXISTS public\.(?P<table>\w+) "),
         "SELECT to_regclass('public.' || $1) IS NOT NULL",
@@ -318,7 +318,7 @@ class _Migration:
         return self._lines
 
     async def _apply(self, statement: str) -> None:
-        for rule in _RULES:
+        for rule in _RULE_TEXTS:
             match = rule.pattern.match(statement)
             if match is None:
                 continue

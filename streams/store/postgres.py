@@ -20,7 +20,7 @@ from pgvector.asyncpg import register_vector
 from streams.core.errors import StoreMisconfigured
 from streams.core.messages import Filters
 from streams.core.selection import Candidate
-from streams.retrieval import Found, Search, StoredPassage
+from streams.retrieval import ArmResult, Search, StoredPassage
 from streams.store.faults import translate
 
 __all__ = ["PooledConnection", "PostgresStore"]
@@ -144,7 +144,7 @@ class PostgresStore:
             async with asyncio.timeout(self._timeout), self._connection() as connection:
                 return await inspection(connection)
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         """Search one arm.
 
         Raises:
@@ -167,7 +167,7 @@ class PostgresStore:
                 rows = await connection.fetch(_SQL["passages"], list(chunk_ids))
         return {row["id"]: _passage(row) for row in rows}
 
-    async def _search(self, search: Search) -> Found:
+    async def _search(self, search: Search) -> ArmResult:
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
         asked = (search.vector, *scope, search.limit, search.expand_parents)
         to_find = min(_FOUND_TIMES * search.limit, search.limit + _MOST_FOUND_BESIDES)
@@ -179,16 +179,16 @@ class PostgresStore:
             async with self._as(search.principals, to_find=to_find, briefly=briefly) as connection:
                 exactly = await connection.fetch(_SQL["search_exactly"], *asked, scope_rows + 1)
                 if (size := _looked_at(exactly)) <= scope_rows:
-                    return Found(_candidates(exactly), complete=size <= search.limit)
+                    return ArmResult(_candidates(exactly), complete=size <= search.limit)
                 rows = await connection.fetch(_SQL["search_approximately"], *asked, to_find)
             if _looked_at(rows) == to_find:
-                return Found(_candidates(rows), complete=False)
+                return ArmResult(_candidates(rows), complete=False)
         # The index gave up.
         async with self._as(search.principals) as connection:
             exactly = await connection.fetch(_SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
         if (size := _looked_at(exactly)) <= self._exact_scan_rows:
-            return Found(_candidates(exactly), complete=size <= search.limit)
-        return Found(_candidates(rows), complete=False, truncated=True)
+            return ArmResult(_candidates(exactly), complete=size <= search.limit)
+        return ArmResult(_candidates(rows), complete=False, truncated=True)
 
     @asynccontextmanager
     async def _as(
@@ -251,7 +251,7 @@ class _translated:  # noqa: N801  # reads as a verb in `with`
         if isinstance(error, ValueError) and "unknown type: public.vector" in str(error):
             raise StoreMisconfigured("the extension vector is missing; run `anabranch migrate`") from error
         fault = translate(error)
-        if isinstance(fault, StoreMisconfigured) and fault.unasked:
+        if isinstance(fault, StoreMisconfigured) and fault.before_connect:
             raise fault from None  # what it came from quotes the connection string
         if fault is not None:
             raise fault from error

@@ -52,7 +52,7 @@ def _unusable(error: BaseException, setting: str) -> StoreMisconfigured:
         why = "sslmode needs sslrootcert, which is not there"
     else:
         why = "it cannot be parsed; is every special character of the password percent-encoded?"
-    return StoreMisconfigured(f"{setting} cannot be used: {why}", unasked=True)
+    return StoreMisconfigured(f"{setting} cannot be used: {why}", before_connect=True)
 
 
 def _told(error: BaseException) -> tuple[str, str] | None:

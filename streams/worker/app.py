@@ -294,7 +294,7 @@ class Anabranch:
                 lambda connection: inspect(connection, principals_setting=setting)
             )
         except StoreMisconfigured as fault:
-            if fault.unasked and self._starting:
+            if fault.before_connect and self._starting:
                 raise Refused(str(fault)) from None
             raise  # a file that it names may be about to be replaced
         return findings

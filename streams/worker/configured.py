@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 from streams.broker.connection import BrokerConnection, UnusableCertificate
-from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay
+from streams.core.profiles import BUILTIN_PROFILES, Profile, ProfileError, overlay
 from streams.settings import Settings, SettingsError
 from streams.wire import BadWriterSchema, Codec
 
@@ -47,11 +47,11 @@ def load_profiles(settings: Settings) -> Mapping[str, Profile]:
     Raises:
         SettingsError: the file cannot be read, is no TOML, or has a profile that is malformed; one line.
     """
-    profiles: Mapping[str, Profile] = SHIPPED
+    profiles: Mapping[str, Profile] = BUILTIN_PROFILES
     if settings.anabranch_profiles_file is not None:
         try:
             tables = tomllib.loads(settings.anabranch_profiles_file.read_text(encoding="utf-8"))
-            profiles = overlay(SHIPPED, tables)
+            profiles = overlay(BUILTIN_PROFILES, tables)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ProfileError) as error:
             raise SettingsError(f"ANABRANCH_PROFILES_FILE: {error}") from None
     if settings.anabranch_default_profile not in profiles:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
-from streams.core.acknowledgement import Entry, Ledger
+from streams.core.acknowledgement import AckTracker, Entry
 
 __all__ = ["Deliverable", "Delivery"]
 
@@ -53,7 +53,7 @@ class Delivery(Generic[R]):
         self._generation = generation
         self._concurrency = concurrency
         self._on_defect = on_defect
-        self._ledger: Ledger[R] = Ledger()
+        self._tracker: AckTracker[R] = AckTracker()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps weak references only
         self._room = asyncio.Event()
         self._draining = False
@@ -61,7 +61,7 @@ class Delivery(Generic[R]):
     @property
     def in_flight(self) -> int:
         """Events admitted and not yet acknowledged."""
-        return len(self._ledger)
+        return len(self._tracker)
 
     async def admit(self, record: R) -> None:
         """Take an event into work; waits while there is no room, which is what holds fetching back."""
@@ -72,7 +72,7 @@ class Delivery(Generic[R]):
             # Read before a rebalance: whoever owns the partition then reads it again. Taken into work now, it would be
             # acknowledged past those before it that the drain gives up.
             return
-        entry = self._ledger.admit((record.partition, record.generation), record)
+        entry = self._tracker.admit((record.partition, record.generation), record)
         task = asyncio.create_task(self._work(entry))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -91,7 +91,7 @@ class Delivery(Generic[R]):
             task.cancel()
         if unfinished:
             await asyncio.wait(unfinished, timeout=1.0)
-        self._ledger.abandon()
+        self._tracker.clear()
 
     def reopen(self) -> None:
         """Partitions are assigned (again): admit events."""
@@ -99,7 +99,7 @@ class Delivery(Generic[R]):
 
     def _busy(self) -> int:
         # After a rebalance tasks of abandoned events may still be ending; they hold connections too.
-        return max(len(self._ledger), len(self._tasks))
+        return max(len(self._tracker), len(self._tasks))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # Only now is there room: while a task tells anybody that it is done, it still counts.
@@ -117,7 +117,7 @@ class Delivery(Generic[R]):
 
     def _acknowledge(self, entry: Entry[R]) -> None:
         current = self._generation()
-        for record in self._ledger.complete(entry):
+        for record in self._tracker.complete(entry):
             # A rebalance without revocation (the group forgot us) leaves no other trace than the generation.
             if record.generation == current:
                 record.acknowledge()

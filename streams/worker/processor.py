@@ -33,7 +33,7 @@ from streams.core.errors import (
     TransientError,
 )
 from streams.core.messages import QueryEmbedding, RetrievalResult
-from streams.core.profiles import Profile, Rules, rules_for
+from streams.core.profiles import Profile, RetrievalParams, resolve_params
 from streams.retrieval import Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
@@ -216,13 +216,13 @@ class Processor:
         metrics.stage_duration.labels("publish").observe(perf_counter() - clock)
         self._count_answer(query, retrieved.result, record.read_at)
 
-    def _judge(self, query: QueryEmbedding) -> Rules:
+    def _judge(self, query: QueryEmbedding) -> RetrievalParams:
         """Look at what the contract cannot know: this worker's profiles, its model, the time.
 
         Raises:
             UnknownProfile, ModelMismatch, Expired: what they say.
         """
-        rules = rules_for(query, self._profiles, self._default_profile)
+        rules = resolve_params(query, self._profiles, self._default_profile)
         model = self._embedding_model
         if model is not None and query.embedding_model is not None and query.embedding_model != model:
             raise ModelMismatch("the event was embedded by another model than the store's")

@@ -197,7 +197,7 @@ def test_patterns_are_the_contracts_own() -> None:
     assert messages._UUID.pattern == definitions["uuid"]["pattern"]
     assert messages._VERSION.pattern == definitions["version"]["pattern"]
     assert messages._INSTANT.pattern == definitions["instant"]["pattern"]
-    assert messages._NO_INSTANT.pattern == definitions["instant"]["not"]["pattern"]
+    assert messages._INVALID_INSTANT.pattern == definitions["instant"]["not"]["pattern"]
     assert messages._HASH.pattern == QUERY["properties"]["query_hash"]["anyOf"][0]["pattern"]
     assert messages._WARNING.pattern == RESULT["properties"]["warnings"]["items"]["pattern"]
     for name in definitions:

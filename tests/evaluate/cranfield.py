@@ -11,7 +11,7 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 import numpy as np
 
 from streams.core.messages import SCHEMA_VERSION, QueryEmbedding
-from streams.core.profiles import SHIPPED, rules_for
+from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.evaluation.measuring import Judgement, measure, percentiles
 from streams.retrieval import retrieve
 from streams.store.postgres import PostgresStore
@@ -70,7 +70,7 @@ async def measure_cranfield(of: Base, store: PostgresStore) -> Outcome:
     for vector in of.queries:
         event = _event(vector.tolist())
         began = perf_counter()
-        rules = rules_for(event, SHIPPED, "docs")
+        rules = resolve_params(event, BUILTIN_PROFILES, "docs")
         retrieved = await retrieve(event, rules, store, count_tokens, started=began)
         seconds.append(perf_counter() - began)
         found.append([numbers[passage.chunk_id] for passage in retrieved.result.results])

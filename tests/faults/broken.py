@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from streams.cli import main
-from streams.core.acknowledgement import Entry, Ledger
+from streams.core.acknowledgement import AckTracker, Entry
 from streams.worker import processor
 from streams.worker.delivery import Delivery
 
@@ -30,13 +30,13 @@ def before_publishing() -> None:
 def out_of_order() -> None:
     """An event is acknowledged as soon as it is done, whatever is still in work before it."""
 
-    def complete(self: Ledger[Any], entry: Entry[Any]) -> Iterator[Any]:
+    def complete(self: AckTracker[Any], entry: Entry[Any]) -> Iterator[Any]:
         entry.done = True
         if (lane := self._lanes.get(entry.lane)) is not None and entry in lane:
             lane.remove(entry)
             yield entry.item
 
-    Ledger.complete = complete  # type: ignore[method-assign]
+    AckTracker.complete = complete  # type: ignore[method-assign]
 
 
 def on_exception() -> None:

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.acknowledgement import Entry, Ledger
+from streams.core.acknowledgement import AckTracker, Entry
 
 Offset = tuple[int, int, int]  # partition, generation, offset
 
@@ -17,7 +17,7 @@ Offset = tuple[int, int, int]  # partition, generation, offset
 def test_what_is_acknowledged_is_a_prefix_and_in_the_end_everything_once(
     lanes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    ledger: Ledger[Offset] = Ledger()
+    tracker: AckTracker[Offset] = AckTracker()
     admitted: dict[tuple[int, int], list[Offset]] = {}
     acknowledged: dict[tuple[int, int], list[Offset]] = {}
     waiting = list(enumerate(lanes))
@@ -29,11 +29,11 @@ def test_what_is_acknowledged_is_a_prefix_and_in_the_end_everything_once(
             number, lane = waiting.pop(0)
             item = (*lane, number)
             admitted.setdefault(lane, []).append(item)
-            in_work.append(ledger.admit(lane, item))
+            in_work.append(tracker.admit(lane, item))
         else:
             entry = in_work.pop(data.draw(st.integers(0, len(in_work) - 1)))
             done.add(entry.item)
-            for item in ledger.complete(entry):
+            for item in tracker.complete(entry):
                 acknowledged.setdefault(item[:2], []).append(item)
         for lane, items in acknowledged.items():
             assert items == admitted[lane][: len(items)]
@@ -42,9 +42,9 @@ def test_what_is_acknowledged_is_a_prefix_and_in_the_end_everything_once(
         for lane, items in admitted.items():
             finished = len(acknowledged.get(lane, []))
             assert finished == len(items) or items[finished] not in done
-        assert len(ledger) == sum(map(len, admitted.values())) - sum(map(len, acknowledged.values()))
+        assert len(tracker) == sum(map(len, admitted.values())) - sum(map(len, acknowledged.values()))
     assert acknowledged == admitted
-    assert len(ledger) == 0
+    assert len(tracker) == 0
 
 
 @given(
@@ -52,22 +52,22 @@ def test_what_is_acknowledged_is_a_prefix_and_in_the_end_everything_once(
     seed=st.randoms(use_true_random=False),
 )
 def test_an_abandoned_lane_is_never_acknowledged(lanes: list[tuple[int, int]], seed: Random) -> None:
-    ledger: Ledger[Offset] = Ledger()
-    entries = [ledger.admit(lane, (*lane, number)) for number, lane in enumerate(lanes)]
-    ledger.abandon()
-    assert len(ledger) == 0
+    tracker: AckTracker[Offset] = AckTracker()
+    entries = [tracker.admit(lane, (*lane, number)) for number, lane in enumerate(lanes)]
+    tracker.clear()
+    assert len(tracker) == 0
     seed.shuffle(entries)
-    assert not [item for entry in entries for item in ledger.complete(entry)]
-    assert len(ledger) == 0
+    assert not [item for entry in entries for item in tracker.complete(entry)]
+    assert len(tracker) == 0
 
 
 def test_a_straggler_of_an_abandoned_lane_does_not_open_the_lane_that_took_its_place() -> None:
     # A drain may end without a new generation: the same partition is then read again under the same name.
-    ledger: Ledger[str] = Ledger()
-    straggler = ledger.admit((0, 7), "first reading")
-    ledger.abandon()
-    again = ledger.admit((0, 7), "second reading")
-    behind = ledger.admit((0, 7), "behind")
-    assert list(ledger.complete(behind)) == []
-    assert list(ledger.complete(straggler)) == []
-    assert list(ledger.complete(again)) == ["second reading", "behind"]
+    tracker: AckTracker[str] = AckTracker()
+    straggler = tracker.admit((0, 7), "first reading")
+    tracker.clear()
+    again = tracker.admit((0, 7), "second reading")
+    behind = tracker.admit((0, 7), "behind")
+    assert list(tracker.complete(behind)) == []
+    assert list(tracker.complete(straggler)) == []
+    assert list(tracker.complete(again)) == ["second reading", "behind"]

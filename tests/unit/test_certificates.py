@@ -117,7 +117,7 @@ async def test_a_connection_string_that_cannot_be_used_is_not_quoted(dsn: str) -
         await asyncpg.connect(dsn, timeout=1)
     found = refusal(caught.value, "DATABASE_ADMIN_CONNECTION_STRING")
     assert found is not None
-    assert found.unasked
+    assert found.before_connect
     assert str(found).startswith("DATABASE_ADMIN_CONNECTION_STRING cannot be used: ")
     assert SECRET not in str(found)
 

@@ -25,9 +25,9 @@ from streams.core.errors import (
     UnknownProfile,
 )
 from streams.core.messages import QueryEmbedding, result_id
-from streams.core.profiles import SHIPPED
+from streams.core.profiles import BUILTIN_PROFILES
 from streams.core.selection import Candidate
-from streams.retrieval import Found, Search, StoredPassage
+from streams.retrieval import ArmResult, Search, StoredPassage
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
 from streams.worker.health import StoreHealth, StoreState
@@ -77,7 +77,7 @@ class Scripted:
         self._forever = forever
         self.searches = 0
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         del search
         self.searches += 1
         step = self._script.pop(0) if self._script else self._forever
@@ -85,7 +85,7 @@ class Scripted:
             raise step
         if step is not None:
             await step()
-        return Found([Candidate(UUID(int=7), 0.25)], complete=True)
+        return ArmResult([Candidate(UUID(int=7), 0.25)], complete=True)
 
     async def passages(
         self, principals: Sequence[str], chunk_ids: Sequence[UUID]
@@ -148,7 +148,7 @@ class Bench:
             count_tokens=len,
             publish=self.broker.publish,
             metrics=self.metrics,
-            profiles=SHIPPED,
+            profiles=BUILTIN_PROFILES,
             default_profile="extraction",
             embedding_model=model,
             output_topic="results",
@@ -386,7 +386,7 @@ class SlowForOne(Scripted):
         self.bench: Bench | None = None
         self.slow_searches = 0
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         if search.session_id != SLOW_SESSION or self.slow_searches >= 6:
             return await super().search(search)
         self.slow_searches += 1
@@ -450,9 +450,9 @@ async def test_a_defect_that_does_not_come_back_is_survived() -> None:
 
 async def test_a_store_that_breaks_its_contract_is_a_defect_too(caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(Scripted):
-        async def search(self, search: Search) -> Found:
+        async def search(self, search: Search) -> ArmResult:
             await super().search(search)
-            return Found(
+            return ArmResult(
                 [Candidate(UUID(int=7), -3.0)], complete=True
             )  # a similarity of 4: the model refuses it
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streams.core.errors import UnknownProfile
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import SHIPPED, Profile, ProfileError, overlay, rules_for
+from streams.core.profiles import BUILTIN_PROFILES, Profile, ProfileError, overlay, resolve_params
 
 EVENT: dict[str, Any] = {
     "schema_version": "1.0.0",
@@ -34,7 +34,10 @@ def test_the_shipped_profiles_are_the_specifications() -> None:
         "token_budget",
         "overflow",
     )
-    table = {name: tuple(getattr(profile, column) for column in columns) for name, profile in SHIPPED.items()}
+    table = {
+        name: tuple(getattr(profile, column) for column in columns)
+        for name, profile in BUILTIN_PROFILES.items()
+    }
     assert table == {
         "extraction": (15, 10, 15, "similarity", False, None, None, "stop"),
         "chat": (9, 1, 9, "interleaved", True, None, 3500, "stop"),
@@ -43,10 +46,10 @@ def test_the_shipped_profiles_are_the_specifications() -> None:
     }
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", BUILTIN_PROFILES)
 def test_an_event_without_wishes_gets_its_profile_s_values(name: str) -> None:
-    rules = rules_for(query(profile=name), SHIPPED, "extraction")
-    profile = SHIPPED[name]
+    rules = resolve_params(query(profile=name), BUILTIN_PROFILES, "extraction")
+    profile = BUILTIN_PROFILES[name]
     assert (rules.name, rules.profile) == (name, profile)
     assert (rules.k_requested, rules.k, rules.k_clamped) == (None, profile.k_default, False)
     assert rules.similarity_threshold == profile.similarity_threshold
@@ -54,13 +57,13 @@ def test_an_event_without_wishes_gets_its_profile_s_values(name: str) -> None:
 
 
 def test_an_event_without_profile_gets_the_default_one() -> None:
-    assert rules_for(query(), SHIPPED, "docs").name == "docs"
-    assert rules_for(query(profile=None), SHIPPED, "docs").name == "docs"
+    assert resolve_params(query(), BUILTIN_PROFILES, "docs").name == "docs"
+    assert resolve_params(query(profile=None), BUILTIN_PROFILES, "docs").name == "docs"
 
 
-@given(st.integers(-(2**40), 2**40), st.sampled_from(sorted(SHIPPED)))
+@given(st.integers(-(2**40), 2**40), st.sampled_from(sorted(BUILTIN_PROFILES)))
 def test_k_is_clamped_and_never_an_error(k: int, name: str) -> None:
-    rules = rules_for(query(profile=name, k=k), SHIPPED, "extraction")
+    rules = resolve_params(query(profile=name, k=k), BUILTIN_PROFILES, "extraction")
     profile = rules.profile
     assert profile.k_min <= rules.k <= profile.k_max
     if profile.k_min <= k <= profile.k_max:
@@ -74,38 +77,47 @@ def test_k_is_clamped_and_never_an_error(k: int, name: str) -> None:
 
 @pytest.mark.parametrize(("k", "effective"), [(9, 10), (10, 10), (15, 15), (16, 15), (0, 10), (-1, 10)])
 def test_k_at_the_bounds(k: int, effective: int) -> None:
-    assert rules_for(query(k=k), SHIPPED, "extraction").k == effective
+    assert resolve_params(query(k=k), BUILTIN_PROFILES, "extraction").k == effective
 
 
 def test_an_event_s_own_wishes_override_its_profile() -> None:
-    rules = rules_for(query(profile="chat", similarity_threshold=0.25, token_budget=7), SHIPPED, "docs")
+    rules = resolve_params(
+        query(profile="chat", similarity_threshold=0.25, token_budget=7), BUILTIN_PROFILES, "docs"
+    )
     assert (rules.similarity_threshold, rules.token_budget) == (0.25, 7)
     # Zero is a threshold, not the absence of one.
-    assert rules_for(query(profile="docs", similarity_threshold=0), SHIPPED, "docs").similarity_threshold == 0
+    assert (
+        resolve_params(
+            query(profile="docs", similarity_threshold=0), BUILTIN_PROFILES, "docs"
+        ).similarity_threshold
+        == 0
+    )
 
 
 @pytest.mark.parametrize("name", ["canary-91", "", "Extraction", "extraction "])
 def test_an_unknown_profile_is_refused_without_quoting_it(name: str) -> None:
     with pytest.raises(UnknownProfile) as caught:
-        rules_for(query(profile=name), SHIPPED, "extraction")
+        resolve_params(query(profile=name), BUILTIN_PROFILES, "extraction")
     assert "canary" not in str(caught.value)
 
 
 def test_a_known_name_keeps_what_the_table_leaves_out() -> None:
-    profiles = overlay(SHIPPED, {"chat": {"token_budget": 900, "overflow": "skip"}})
-    assert profiles["chat"] == SHIPPED["chat"].model_copy(update={"token_budget": 900, "overflow": "skip"})
-    assert {name: profiles[name] for name in SHIPPED if name != "chat"} == {
-        name: profile for name, profile in SHIPPED.items() if name != "chat"
+    profiles = overlay(BUILTIN_PROFILES, {"chat": {"token_budget": 900, "overflow": "skip"}})
+    assert profiles["chat"] == BUILTIN_PROFILES["chat"].model_copy(
+        update={"token_budget": 900, "overflow": "skip"}
+    )
+    assert {name: profiles[name] for name in BUILTIN_PROFILES if name != "chat"} == {
+        name: profile for name, profile in BUILTIN_PROFILES.items() if name != "chat"
     }
-    assert SHIPPED["chat"].token_budget == 3500  # the shipped ones stay as they are
+    assert BUILTIN_PROFILES["chat"].token_budget == 3500  # the shipped ones stay as they are
 
 
 def test_a_new_name_is_added() -> None:
     profiles = overlay(
-        SHIPPED, {"review": {"k_default": 3, "k_min": 1, "k_max": 4, "similarity_threshold": 1}}
+        BUILTIN_PROFILES, {"review": {"k_default": 3, "k_min": 1, "k_max": 4, "similarity_threshold": 1}}
     )
     assert profiles["review"] == Profile(k_default=3, k_min=1, k_max=4, similarity_threshold=1.0)
-    assert set(profiles) == {*SHIPPED, "review"}
+    assert set(profiles) == {*BUILTIN_PROFILES, "review"}
 
 
 @pytest.mark.parametrize(
@@ -129,11 +141,11 @@ def test_a_new_name_is_added() -> None:
 )
 def test_a_malformed_profile_is_refused_by_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        overlay(SHIPPED, changes)
+        overlay(BUILTIN_PROFILES, changes)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_a_profile_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        SHIPPED["chat"].k_max = 100
+        BUILTIN_PROFILES["chat"].k_max = 100

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from streams.cli.main import commands
-from streams.core.profiles import SHIPPED
+from streams.core.profiles import BUILTIN_PROFILES
 from streams.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
 
 
 def test_every_profile_has_a_row() -> None:
-    assert first_cells("Profiles") == set(SHIPPED)
+    assert first_cells("Profiles") == set(BUILTIN_PROFILES)
 
 
 def test_every_warning_that_a_result_can_carry_has_a_row() -> None:

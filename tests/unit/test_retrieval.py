@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from streams.core.errors import SearchTimeout, StoreUnavailable
 from streams.core.messages import QueryEmbedding, RetrievalResult, result_id
-from streams.core.profiles import Profile, Rules
-from streams.core.selection import Candidate, Scope, arm_of, order_by_similarity, select
-from streams.retrieval import Found, Retrieved, Search, StoredPassage, retrieve, unit_vector
+from streams.core.profiles import Profile, RetrievalParams
+from streams.core.selection import Candidate, Scope, order_by_similarity, rank_candidates, select
+from streams.retrieval import ArmResult, Retrieved, Search, StoredPassage, retrieve, unit_vector
 
 SESSION = UUID(int=0xA)
 TOPIC = UUID(int=0xB)
@@ -93,15 +93,17 @@ class Rows:
     searches: list[Search] = field(default_factory=list)
     fetched: list[UUID] = field(default_factory=list)
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         self.searches.append(search)
         await asyncio.sleep(0)
         scope = self.scope("global" if search.topic_id is None else "local", expand=search.expand_parents)
         returned = scope[: search.limit]
         if self.index_returns is not None and self.index_returns < len(returned):
-            return Found(returned[: self.index_returns], complete=False, truncated=True)
+            return ArmResult(returned[: self.index_returns], complete=False, truncated=True)
         at_the_end = len(returned) == len(scope)
-        return Found(returned, complete=at_the_end and (self.knows_its_end or len(returned) < search.limit))
+        return ArmResult(
+            returned, complete=at_the_end and (self.knows_its_end or len(returned) < search.limit)
+        )
 
     async def passages(
         self, principals: Sequence[str], chunk_ids: Sequence[UUID]
@@ -122,22 +124,24 @@ class Rows:
         return self.stored.get(chunk_id.int) or passage(chunk_id.int)
 
 
-def rules(k: int = 5, **fields: Any) -> Rules:
+def rules(k: int = 5, **fields: Any) -> RetrievalParams:
     own = {name: fields.pop(name, None) for name in ("k_requested", "similarity_threshold", "token_budget")}
     profile = Profile(**({"k_default": 1, "k_min": 1, "k_max": 1000, "order": "interleaved"} | fields))
-    return Rules(name="test", profile=profile, k=k, **own)
+    return RetrievalParams(name="test", profile=profile, k=k, **own)
 
 
 def tokens(text: str) -> int:
     return len(text)
 
 
-async def ask(store: Any, query: QueryEmbedding = GLOBAL, wishes: Rules | None = None) -> Retrieved:
+async def ask(store: Any, query: QueryEmbedding = GLOBAL, wishes: RetrievalParams | None = None) -> Retrieved:
     async with asyncio.timeout(5):
         return await retrieve(query, wishes or rules(), store, tokens, started=perf_counter())
 
 
-async def answer(store: Any, query: QueryEmbedding = GLOBAL, wishes: Rules | None = None) -> RetrievalResult:
+async def answer(
+    store: Any, query: QueryEmbedding = GLOBAL, wishes: RetrievalParams | None = None
+) -> RetrievalResult:
     return (await ask(store, query, wishes)).result
 
 
@@ -220,7 +224,9 @@ def test_however_often_it_searches_the_answer_is_that_over_the_whole_scopes(  # 
         store, rows=[replace(row, orphan=row.orphan or row.parent in store.lost) for row in store.rows]
     )
     whole = {
-        scope: arm_of(present.scope(scope, expand=expand), complete=True, similarity_threshold=threshold)
+        scope: rank_candidates(
+            present.scope(scope, expand=expand), complete=True, similarity_threshold=threshold
+        )
         for scope in scopes
     }
     gone = {UUID(int=number) for number in store.lost}
@@ -329,7 +335,7 @@ async def test_a_scan_that_gave_up_with_enough_is_told_and_widened() -> None:
     """Rows that become one passage are not enough, though the index has found as many as were asked for."""
 
     class Hasty(Rows):
-        async def search(self, search: Search) -> Found:
+        async def search(self, search: Search) -> ArmResult:
             found = await super().search(search)
             return replace(found, complete=False, truncated=True)
 
@@ -468,7 +474,7 @@ async def test_the_arms_are_searched_at_the_same_time() -> None:
     both = asyncio.Barrier(2)
 
     class Together(Rows):
-        async def search(self, search: Search) -> Found:
+        async def search(self, search: Search) -> ArmResult:
             await both.wait()  # one after the other would never get past this
             return await super().search(search)
 
@@ -479,7 +485,7 @@ async def test_the_arms_are_searched_at_the_same_time() -> None:
 
 async def test_times_are_told_in_seconds_and_apart() -> None:
     class Slow(Rows):
-        async def search(self, search: Search) -> Found:
+        async def search(self, search: Search) -> ArmResult:
             await asyncio.sleep(0.05 if search.topic_id else 0.02)
             return await super().search(search)
 
@@ -495,7 +501,7 @@ async def test_one_arm_s_failure_is_told_as_it_is_and_ends_the_other(scope: str)
     cancelled = asyncio.Event()
 
     class Failing(Rows):
-        async def search(self, search: Search) -> Found:
+        async def search(self, search: Search) -> ArmResult:
             if (search.topic_id is None) == (scope == "global"):
                 await asyncio.sleep(0)
                 raise StoreUnavailable("gone")

@@ -20,8 +20,8 @@ from streams.core.selection import (
     Pick,
     Scope,
     Selection,
-    arm_of,
     order_by_similarity,
+    rank_candidates,
     select,
 )
 
@@ -246,7 +246,7 @@ def test_an_arm_is_in_the_total_order_and_nothing_is_below_the_threshold(
 ) -> None:
     found = [Candidate(*row) for row in rows]
     random.Random(seed).shuffle(found)
-    one = arm_of(found, complete=complete, similarity_threshold=threshold)
+    one = rank_candidates(found, complete=complete, similarity_threshold=threshold)
 
     directed = [candidate for candidate in found if candidate.distance == candidate.distance]  # NaN
     near = [candidate for candidate in directed if threshold is None or 1 - candidate.distance >= threshold]
@@ -261,7 +261,7 @@ def test_an_arm_is_in_the_total_order_and_nothing_is_below_the_threshold(
 
 def test_the_threshold_is_inclusive() -> None:
     found = [chunk(1, 0.25), chunk(2, 0.2500001), chunk(3, math.nan)]
-    assert arm_of(found, complete=False, similarity_threshold=0.75) == Arm([found[0]], complete=True)
+    assert rank_candidates(found, complete=False, similarity_threshold=0.75) == Arm([found[0]], complete=True)
 
 
 @given(

@@ -18,7 +18,7 @@ import pytest
 from pgvector.asyncpg import register_vector
 
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import SHIPPED, Profile, rules_for
+from streams.core.profiles import BUILTIN_PROFILES, Profile, resolve_params
 from streams.retrieval import retrieve, unit_vector
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
@@ -30,7 +30,7 @@ from tests.integration.oracle import PROFILES, expected_result, numpy_distances
 
 packing = PROFILES["packing"]
 ALL_PROFILES = {
-    **SHIPPED,
+    **BUILTIN_PROFILES,
     "packing": Profile(
         k_default=packing.k,
         k_min=packing.least,
@@ -261,7 +261,7 @@ async def test_results_equal_the_oracle(
                 distances = await server_distances(admin, event)
                 wanted = expected_result(world.corpus, event, distances, count_tokens)
                 parsed = QueryEmbedding.parse(event)
-                rules = rules_for(parsed, ALL_PROFILES, "extraction")
+                rules = resolve_params(parsed, ALL_PROFILES, "extraction")
                 retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
                 found = result_to_json(retrieved.result)
                 found["warnings"] = set(found["warnings"])

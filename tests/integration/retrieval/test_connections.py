@@ -17,8 +17,8 @@ import pytest
 
 from streams.core.errors import SearchTimeout, StoreUnavailable
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import SHIPPED, rules_for
-from streams.retrieval import Found, Retrieved, Search, retrieve
+from streams.core.profiles import BUILTIN_PROFILES, resolve_params
+from streams.retrieval import ArmResult, Retrieved, Search, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from tests.conftest import SETTING, Database
@@ -94,7 +94,7 @@ async def ask(store: Any) -> Retrieved:
     event = QueryEmbedding.parse(
         query(unit_vectors(1, 2)[0], principals=[SECRET], session_id=SESSION, topic_id=TOPIC)
     )
-    rules = rules_for(event, SHIPPED, "extraction")
+    rules = resolve_params(event, BUILTIN_PROFILES, "extraction")
     return await retrieve(event, rules, store, count_tokens, started=perf_counter())
 
 
@@ -112,7 +112,7 @@ class Recording:
     store: PostgresStore
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         began = perf_counter()
         found = await self.store.search(search)
         self.spans["global" if search.topic_id is None else "local"] = (began, perf_counter())

@@ -23,7 +23,7 @@ from pgvector.asyncpg import register_vector
 
 from streams.core.errors import ContractViolation, SearchTimeout, StoreUnavailable, TransientError
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import SHIPPED, Profile, rules_for
+from streams.core.profiles import BUILTIN_PROFILES, Profile, resolve_params
 from streams.retrieval import retrieve, unit_vector
 from streams.store.postgres import PooledConnection, PostgresStore
 from streams.tokens import count_tokens
@@ -112,7 +112,7 @@ NAMES = (*HOSTILE, *ORDINARY)
 ALIASES = {name: list(PROFILES)[number % len(PROFILES)] for number, name in enumerate(HOSTILE)}
 _packing = PROFILES["packing"]
 _MODELLED = {
-    **SHIPPED,
+    **BUILTIN_PROFILES,
     "packing": Profile(
         k_default=_packing.k,
         k_min=_packing.least,
@@ -430,7 +430,7 @@ def check(found: dict[str, Any], event: Event, truth: Truth, *, exact_scan_rows:
 
 async def answer(store: PostgresStore, event: Event) -> dict[str, Any]:
     parsed = QueryEmbedding.parse(event.json)
-    rules = rules_for(parsed, ALL_PROFILES, "extraction")
+    rules = resolve_params(parsed, ALL_PROFILES, "extraction")
     retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
     found = result_to_json(retrieved.result)
     del found["query_time_ms"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import SHIPPED, rules_for
+from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.retrieval import retrieve
 from streams.store import postgres
 from streams.store.postgres import PostgresStore
@@ -81,7 +81,7 @@ async def answer(
     await store.open()
     try:
         parsed = QueryEmbedding.parse(event)
-        rules = rules_for(parsed, SHIPPED, "extraction")
+        rules = resolve_params(parsed, BUILTIN_PROFILES, "extraction")
         retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
         return result_to_json(retrieved.result)
     finally:

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import Profile, rules_for
-from streams.retrieval import Found, Search, StoredPassage, retrieve
+from streams.core.profiles import Profile, resolve_params
+from streams.retrieval import ArmResult, Search, StoredPassage, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
@@ -71,7 +71,7 @@ class Asked:
     async def __call__(self, profile: str = "plain", **fields: Any) -> dict[str, Any]:
         embedding = fields.pop("embedding", QUERY)
         event = QueryEmbedding.parse(query(embedding, profile=profile, session_id=SESSION, **fields))
-        rules = rules_for(event, PROFILES, "plain")
+        rules = resolve_params(event, PROFILES, "plain")
         retrieved = await retrieve(event, rules, self.store, count_tokens, started=perf_counter())
         found = result_to_json(retrieved.result)
         # Of every answer, whatever was asked.
@@ -250,7 +250,7 @@ class Between:
     happens: Callable[[], Awaitable[Any]]
     happened: bool = False
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> ArmResult:
         return await self.store.search(search)
 
     async def passages(self, principals: Sequence[str], ids: Sequence[UUID]) -> Mapping[UUID, StoredPassage]:
