@@ -9,10 +9,10 @@ from rich.table import Table
 
 from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
+from streams.configured import broker_connection, load_profiles, open_codec
 from streams.settings import Settings
 from streams.store.preflight import Finding, inspect
 from streams.store.refusals import refusal
-from streams.worker.configured import broker_connection, load_profiles, open_codec
 
 __all__ = ["examine", "table"]
 

@@ -458,7 +458,7 @@ def validate(
 
 
 def _client_options(settings: Settings) -> dict[str, Any]:
-    from streams.worker.configured import broker_connection
+    from streams.configured import broker_connection
 
     return broker_connection(settings).client_options()
 
@@ -473,7 +473,7 @@ def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     from aiokafka.errors import KafkaError
 
     from streams.broker.diagnosis import diagnose
-    from streams.worker.configured import broker_connection
+    from streams.configured import broker_connection
 
     _hush()
     try:

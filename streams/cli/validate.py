@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams import sample
+from streams.configured import broker_connection, load_profiles, open_codec
 from streams.evaluation.asking import Asker, EvaluationError, Outcome, ask_all
 from streams.evaluation.direct import DirectStore
 from streams.evaluation.golden import GoldenError, GoldenQuery, read_golden
@@ -24,7 +25,6 @@ from streams.evaluation.vectors import VectorCount, count_vectors
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
-from streams.worker.configured import broker_connection, load_profiles, open_codec
 
 __all__ = ["Wishes", "read", "show", "validate", "write_page"]
 

@@ -51,7 +51,7 @@ class DirectStore:
         """Raises EvaluationError where a worker would not run: what such a role finds is nobody's answer."""
         await self._store.open()
         try:
-            await self._judge_role()
+            await self._check_role()
             await self._store.warm_up()
         except TransientError as error:
             await self._store.close(timeout_seconds=_CLOSE_SECONDS)
@@ -66,7 +66,7 @@ class DirectStore:
     ) -> None:
         await self._store.close(timeout_seconds=_CLOSE_SECONDS)
 
-    async def _judge_role(self) -> None:
+    async def _check_role(self) -> None:
         findings = await self._store.inspect(
             lambda connection: inspect(connection, principals_setting=self._setting)
         )

@@ -20,20 +20,20 @@ from mode.types import ServiceT
 from streams.broker.connection import BrokerConnection
 from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
+from streams.configured import broker_connection, load_profiles, open_codec
 from streams.core.errors import StoreMisconfigured, TransientError
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
 from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
-from streams.worker.configured import broker_connection, load_profiles, open_codec
 from streams.worker.delivery import Delivery
-from streams.worker.health import Refused, StoreHealth
-from streams.worker.kafka_trouble import KafkaTrouble
+from streams.worker.kafka_health import KafkaHealth
 from streams.worker.processor import OutagePolicy, Processor
+from streams.worker.store_health import StartupRefused, StoreHealth
 from streams.worker.transport import Transport
 
-__all__ = ["Anabranch"]
+__all__ = ["WorkerApp"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class _App(faust.App):
 
     BootStrategy = _Boot
     logger = logging.getLogger("mode")  # each step of a service's life, as told by Faust's own
-    root: "Anabranch"
+    root: "WorkerApp"
 
     def _new_transport(self) -> Transport:
         return Transport(
@@ -129,7 +129,7 @@ class _App(faust.App):
         await consumer.commit()
 
 
-class Anabranch:
+class WorkerApp:
     """Everything that a worker is made of.
 
     Args:
@@ -163,7 +163,7 @@ class Anabranch:
         self.refused = False
         self._starting = True
         self._kafka_reachable = True
-        self._trouble = KafkaTrouble(lambda: diagnose(self._connection))
+        self._trouble = KafkaHealth(lambda: diagnose(self._connection))
         self.publisher = Publisher(
             self._connection.client_options(),
             on_fault=self._kafka_failed,
@@ -207,7 +207,7 @@ class Anabranch:
         """
         diagnosis = await diagnose(self._connection)
         if diagnosis is not None and diagnosis.refused:
-            raise Refused(str(diagnosis))
+            raise StartupRefused(str(diagnosis))
         await self._store.open()
         try:
             await self._health.look()
@@ -280,7 +280,7 @@ class Anabranch:
             logger.debug("the pool could not be warmed up; the probe will say why")
         try:
             await self._health.watch()
-        except Refused as verdict:
+        except StartupRefused as verdict:
             logger.critical("refused: %s", verdict)
             self.refused = True
             signal.raise_signal(
@@ -295,7 +295,7 @@ class Anabranch:
             )
         except StoreMisconfigured as fault:
             if fault.before_connect and self._starting:
-                raise Refused(str(fault)) from None
+                raise StartupRefused(str(fault)) from None
             raise  # a file that it names may be about to be replaced
         return findings
 

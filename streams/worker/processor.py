@@ -38,15 +38,15 @@ from streams.retrieval import Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
 from streams.wire.deadletter import error_headers
-from streams.worker.health import StoreHealth
+from streams.worker.store_health import StoreHealth
 
 __all__ = ["InputRecord", "OutagePolicy", "Processor", "Publish"]
 
 logger = logging.getLogger(__name__)
 
 # One event may be this unlucky before it is put aside.
-_MOST_TIMEOUTS = 3
-_MOST_DEFECTS = 3
+_MAX_TIMEOUTS = 3
+_MAX_DEFECTS = 3
 
 Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes]]], Awaitable[None]]
 
@@ -140,22 +140,22 @@ class Processor:
             self._metrics.events.labels("skipped").inc()
             return
         try:
-            await self._answer_eventually(record, record.value)
+            await self._answer_with_retries(record, record.value)
         except TerminalError as error:
-            await self._put_aside(record, record.value, error)
+            await self._dead_letter(record, record.value, error)
 
-    async def _answer_eventually(self, record: InputRecord, value: bytes) -> None:
-        misfortunes = _Misfortunes(self._outage, began=time.monotonic())
+    async def _answer_with_retries(self, record: InputRecord, value: bytes) -> None:
+        tracker = _AttemptTracker(self._outage, began=time.monotonic())
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception(_worth_another_attempt),
+            retry=retry_if_exception(_is_retriable),
             # Between base and twice as much at first, between base and max in the end: jitter all the way.
             wait=self._back_off,
             reraise=True,
         ):
             with attempt:
-                await self._attempt(record, value, misfortunes)
+                await self._attempt(record, value, tracker)
 
-    async def _attempt(self, record: InputRecord, value: bytes, misfortunes: "_Misfortunes") -> None:
+    async def _attempt(self, record: InputRecord, value: bytes, tracker: "_AttemptTracker") -> None:
         """Try once.
 
         Raises:
@@ -169,7 +169,7 @@ class Processor:
         except TransientError as fault:
             self._metrics.retries.labels(fault.code).inc()
             self._health.report(fault)
-            misfortunes.count(fault, others_succeed=await self._others_succeed(fault, misfortunes.began))
+            tracker.count(fault, others_succeed=await self._others_succeed(fault, tracker.began))
             raise
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
@@ -177,7 +177,7 @@ class Processor:
             logger.error(  # noqa: TRY400
                 "unforeseen %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
             )
-            misfortunes.count_defect(defect)
+            tracker.count_defect(defect)
             raise
 
     async def _others_succeed(self, fault: TransientError, began: float) -> bool:
@@ -238,7 +238,7 @@ class Processor:
         metrics.passages_returned.labels(profile).observe(result.k_returned)
         metrics.tokens_used.labels(profile).observe(result.tokens_used)
 
-    async def _put_aside(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
+    async def _dead_letter(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
         headers = [
             *record.headers,
             *error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset),
@@ -247,7 +247,7 @@ class Processor:
             # There is nowhere else to put it: until the topic is mended, the partition stands still.
             retry=retry_if_exception_type(ResultTooLarge),
             wait=self._back_off,
-            before_sleep=self._tell_that_the_dead_letter_topic_is_too_small,
+            before_sleep=self._log_dlq_too_small,
         ):
             with attempt:
                 await self._publish(self._dead_letter_topic, record.key, value, headers)
@@ -262,7 +262,7 @@ class Processor:
             error,
         )
 
-    def _tell_that_the_dead_letter_topic_is_too_small(self, attempts: RetryCallState) -> None:
+    def _log_dlq_too_small(self, attempts: RetryCallState) -> None:
         if attempts.attempt_number == 1:
             logger.error(
                 "%s does not take a dead letter of this size; its max.message.bytes has to be 64 KiB above the input"
@@ -271,7 +271,7 @@ class Processor:
             )
 
 
-class _Misfortunes:
+class _AttemptTracker:
     """What has befallen one event, and when it has been enough."""
 
     def __init__(self, outage: OutagePolicy, *, began: float) -> None:
@@ -296,7 +296,7 @@ class _Misfortunes:
         if isinstance(fault, SearchTimeout) and others_succeed:
             # So it is this event, and it must not block its partition for ever.
             self._timeouts += 1
-            if self._timeouts >= _MOST_TIMEOUTS:
+            if self._timeouts >= _MAX_TIMEOUTS:
                 raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
         self._outages += 1
         if self._outage.then == "dead_letter" and self._outages >= self._outage.attempts:
@@ -309,7 +309,7 @@ class _Misfortunes:
             GaveUp: it has been enough.
         """
         self._defects += 1
-        if self._defects >= _MOST_DEFECTS:
+        if self._defects >= _MAX_DEFECTS:
             raise GaveUp(INTERNAL_ERROR, f"unforeseen {_where(defect)}", stage="assemble") from defect
 
 
@@ -318,7 +318,7 @@ def _refuse_expired(query: QueryEmbedding) -> None:
         raise Expired("expires_at has passed")
 
 
-def _worth_another_attempt(error: BaseException) -> bool:
+def _is_retriable(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, TerminalError)
 
 

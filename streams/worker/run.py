@@ -9,8 +9,8 @@ import faust
 import uvloop
 
 from streams.settings import Settings, SettingsError
-from streams.worker.app import Anabranch
-from streams.worker.health import Refused
+from streams.worker.app import WorkerApp
+from streams.worker.store_health import StartupRefused
 
 __all__ = ["run_worker"]
 
@@ -28,7 +28,7 @@ class _Worker(faust.Worker):
         """Say nothing."""
 
 
-def _claim(port: int) -> None:
+def _check_port(port: int) -> None:
     """See that the web server will get its port; found out later, it would end the worker with a trace of Faust's."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,13 +44,13 @@ def run_worker(settings: Settings) -> NoReturn:
     Raises:
         SettingsError: something that a worker needs is missing or unusable.
     """
-    _claim(settings.anabranch_web_port)
+    _check_port(settings.anabranch_web_port)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    anabranch = Anabranch(settings)
+    anabranch = WorkerApp(settings)
     try:
         loop.run_until_complete(anabranch.look())
-    except Refused as verdict:
+    except StartupRefused as verdict:
         sys.exit(f"anabranch: refused: {verdict}")
     worker = _Worker(anabranch.app, loop=loop, redirect_stdouts=False, quiet=True)
     worker.spinner = None

@@ -48,7 +48,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def __init__(self, *args: Any, fetch_max_wait_seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fetch_max_wait_ms = int(fetch_max_wait_seconds * 1000)
-        self._unsaid: dict[TP, int] = {}
+        self._uncommitted: dict[TP, int] = {}
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         escape_header_names()
@@ -67,8 +67,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             or the broker cannot be reached.
         """
         assigned = self.assignment()
-        due = {tp: offset for tp, offset in {**self._unsaid, **offsets}.items() if tp in assigned}
-        self._unsaid = {}
+        due = {tp: offset for tp, offset in {**self._uncommitted, **offsets}.items() if tp in assigned}
+        self._uncommitted = {}
         if not due:
             return False
         self.tp_last_committed_at.update(dict.fromkeys(due, monotonic()))
@@ -84,7 +84,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             return False
         except KafkaError as error:
             logger.warning("offsets were not committed (%s); the next commit will", type(error).__name__)
-            self._unsaid = due
+            self._uncommitted = due
             return False
         return True
 

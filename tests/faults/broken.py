@@ -50,7 +50,7 @@ def on_exception() -> None:
             self._acknowledge(entry)
 
     Delivery._work = acknowledge_finally  # type: ignore[method-assign]
-    processor._worth_another_attempt = lambda _: False
+    processor._is_retriable = lambda _: False
 
 
 WAYS: Final = {way.__name__: way for way in (before_publishing, out_of_order, on_exception)}

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from streams.cli import main
 from streams.settings import Settings
-from streams.worker.app import Anabranch
+from streams.worker.app import WorkerApp
 from streams.worker.processor import Processor
 
 __all__ = ["LEAKS"]
@@ -29,7 +29,7 @@ _ONE_IN = 50
 class _Inside(Collector):
     """What the process holds that /proc does not show."""
 
-    def __init__(self, anabranch: Anabranch) -> None:
+    def __init__(self, anabranch: WorkerApp) -> None:
         self._app: Any = anabranch.app
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -46,13 +46,13 @@ class _Inside(Collector):
 
 
 def show_the_inside() -> None:
-    made = Anabranch.__init__
+    made = WorkerApp.__init__
 
-    def make(self: Anabranch, settings: Settings) -> None:
+    def make(self: WorkerApp, settings: Settings) -> None:
         made(self, settings)
         self._metrics.registry.register(_Inside(self))
 
-    Anabranch.__init__ = make  # type: ignore[method-assign]
+    WorkerApp.__init__ = make  # type: ignore[method-assign]
 
 
 # Leaks: what each event leaves behind

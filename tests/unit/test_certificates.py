@@ -9,9 +9,9 @@ import pytest
 from aiokafka.protocol.admin import SaslAuthenticateRequest
 
 from streams.broker.connection import BrokerConnection, UnusableCertificate
+from streams.configured import broker_connection
 from streams.settings import SettingsError, load
 from streams.store.refusals import refusal
-from streams.worker.configured import broker_connection
 from tests.certificates import Certificates
 
 SECRET = "canary-7d1e"

@@ -9,9 +9,9 @@ import itertools
 
 import pytest
 
+from streams.configured import broker_connection
 from streams.settings import load
 from streams.worker.app import _DRAIN_SHARE_OF_REBALANCE, _faust_app
-from streams.worker.configured import broker_connection
 
 
 @pytest.mark.parametrize(("session", "rebalance"), list(itertools.product([1, 6, 10, 120], [2, 10, 40, 600])))

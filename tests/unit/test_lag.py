@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from streams.worker.app import Anabranch
+from streams.worker.app import WorkerApp
 
 HERE = TP("queries", 1)
 
@@ -26,4 +26,4 @@ def test_only_what_is_known_is_told(
 ) -> None:
     consumer = SimpleNamespace(highwater=lambda _: end, _committed_offset=committed, _read_offset=read)
     worker = SimpleNamespace(app=SimpleNamespace(consumer=consumer), _partitions=lambda: [HERE])
-    assert list(Anabranch._lag(worker)) == told
+    assert list(WorkerApp._lag(worker)) == told

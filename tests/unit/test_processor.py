@@ -30,8 +30,8 @@ from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
-from streams.worker.health import StoreHealth, StoreState
 from streams.worker.processor import OutagePolicy, Processor
+from streams.worker.store_health import StoreHealth, StoreState
 
 CODEC = Codec()
 CANARY = "canary-3b9e"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable
-from streams.worker.health import Refused, StoreHealth, StoreState
+from streams.worker.store_health import StartupRefused, StoreHealth, StoreState
 
 UP, DOWN, MISCONFIGURED, UNKNOWN = (
     StoreState.UP,
@@ -29,7 +29,7 @@ class Finding:
 class Server:
     """A store that answers what it is told to, and counts how often it was asked."""
 
-    def __init__(self, *, inspect_every: int = 1_000_000, silence_seconds: float = 30.0) -> None:
+    def __init__(self, *, inspect_every: int = 1_000_000, quiet_period_seconds: float = 30.0) -> None:
         self.fault: BaseException | None = None
         self.findings: Sequence[Finding] = ()
         self.probes = 0
@@ -39,7 +39,7 @@ class Server:
             inspect=self.inspect,
             interval_seconds=0.001,
             inspect_every=inspect_every,
-            silence_seconds=silence_seconds,
+            quiet_period_seconds=quiet_period_seconds,
         )
 
     async def probe(self) -> None:
@@ -156,7 +156,7 @@ async def test_an_unsafe_role_ends_the_watch() -> None:
     server = Server()
     server.findings = [Finding("unready"), Finding("refused", "the role is a superuser", "use another")]
     async with asyncio.timeout(1):
-        with pytest.raises(Refused, match="the role is a superuser") as caught:
+        with pytest.raises(StartupRefused, match="the role is a superuser") as caught:
             await server.health.watch()
     assert "use another" in str(caught.value)
     assert "index" not in str(caught.value)
@@ -170,7 +170,7 @@ async def test_a_role_that_becomes_unsafe_is_noticed() -> None:
     assert server.health.ready
     server.findings = [Finding("refused")]
     async with asyncio.timeout(1):
-        with pytest.raises(Refused):
+        with pytest.raises(StartupRefused):
             await watch
     assert not server.health.ready
     with pytest.raises(TimeoutError):
@@ -204,7 +204,7 @@ async def test_a_preflight_that_sees_nothing_does_not_contradict_an_event() -> N
 
 
 async def test_an_event_that_is_never_heard_of_again_does_not_keep_the_worker_unready() -> None:
-    server = Server(silence_seconds=0.05)
+    server = Server(quiet_period_seconds=0.05)
     async with server.watched():
         await server.turns()
         server.health.report(StoreMisconfigured("permission denied"))

@@ -9,7 +9,7 @@ import pytest
 
 from streams.broker.connection import UnusableCertificate
 from streams.broker.diagnosis import Diagnosis
-from streams.worker.kafka_trouble import KafkaTrouble
+from streams.worker.kafka_health import KafkaHealth
 
 DOWN = Diagnosis("kafka:9092", refused=False, detail="it cannot be reached", remedy="look")
 WRONG_PASSWORD = Diagnosis("kafka:9092", refused=True, detail="it refuses the login", remedy="mend it")
@@ -31,8 +31,8 @@ class Kafka:
 
 
 @asynccontextmanager
-async def watched(kafka: Kafka) -> AsyncIterator[KafkaTrouble]:
-    trouble = KafkaTrouble(kafka.diagnose, interval_seconds=0.01)
+async def watched(kafka: Kafka) -> AsyncIterator[KafkaHealth]:
+    trouble = KafkaHealth(kafka.diagnose, interval_seconds=0.01)
     watching = asyncio.create_task(trouble.watch())
     await asyncio.sleep(0)
     try:
@@ -81,7 +81,7 @@ async def test_a_refusal_is_told_once_and_its_end(caplog: pytest.LogCaptureFixtu
 
 async def test_errors_by_the_second_are_one_question() -> None:
     kafka = Kafka(None)
-    trouble = KafkaTrouble(kafka.diagnose, interval_seconds=3600)
+    trouble = KafkaHealth(kafka.diagnose, interval_seconds=3600)
     watching = asyncio.create_task(trouble.watch())
     for _ in range(20):
         trouble.occurred()

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from streams.broker.connection import UnusableCertificate
 from streams.broker.diagnosis import Diagnosis
 
-__all__ = ["KafkaTrouble"]
+__all__ = ["KafkaHealth"]
 
 logger = logging.getLogger(__name__)
 
 _CLIENTS = "aiokafka"
 
 
-class KafkaTrouble(logging.Handler):
+class KafkaHealth(logging.Handler):
     """Listens to the clients' errors, and asks.
 
     Args:
@@ -70,17 +70,17 @@ class KafkaTrouble(logging.Handler):
         try:
             diagnosis = await self._diagnose()
         except UnusableCertificate as error:
-            self._become(str(error), mend=True)
+            self._set_state(str(error), mend=True)
             return True
         if diagnosis is None:
             if self._told is not None:
                 logger.info("Kafka lets us in again")
             self.reason = self._told = None
             return False
-        self._become(str(diagnosis), mend=diagnosis.refused)
+        self._set_state(str(diagnosis), mend=diagnosis.refused)
         return True
 
-    def _become(self, reason: str, *, mend: bool) -> None:
+    def _set_state(self, reason: str, *, mend: bool) -> None:
         if mend and reason != self._told:
             # That it is down is told by whoever wants to publish; this is for an operator to mend.
             logger.error("%s", reason)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from streams.core.errors import StoreMisconfigured, TransientError
 
-__all__ = ["Refused", "StoreHealth", "StoreState", "Verdict"]
+__all__ = ["StartupRefused", "StoreHealth", "StoreState", "Verdict"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class StoreState(Enum):
     MISCONFIGURED = "misconfigured"
 
 
-class Refused(Exception):  # a verdict, not a fault
+class StartupRefused(Exception):  # a verdict, not a fault
     """Working would not be safe, or cannot begin with these settings; the worker must end."""
 
 
@@ -61,13 +61,13 @@ class StoreHealth:
         inspect: Callable[[], Awaitable[Sequence[Verdict]]],
         interval_seconds: float = 1.0,
         inspect_every: int = 60,
-        silence_seconds: float = 30.0,
+        quiet_period_seconds: float = 30.0,
     ) -> None:
         self._probe = probe
         self._inspect = inspect
         self._interval_seconds = interval_seconds
         self._inspect_every = inspect_every
-        self._silence_seconds = silence_seconds
+        self._quiet_period_seconds = quiet_period_seconds
         self._admitted = asyncio.Event()
         # When an event last met a misconfiguration that the preflight did not see (loop time, seconds).
         self._reported_at: float | None = None
@@ -87,14 +87,14 @@ class StoreHealth:
         """An event met a fault. Only misconfiguration is taken at its word: a probe cannot see a missing table."""
         if isinstance(fault, StoreMisconfigured):
             self._reported_at = asyncio.get_running_loop().time()
-            self._become(StoreState.MISCONFIGURED, str(fault))
+            self._set_state(StoreState.MISCONFIGURED, str(fault))
 
     def succeeded(self) -> None:
         """A search worked: whatever was misconfigured is mended."""
         self._reported_at = None
         self._successes += 1
         if self.state is StoreState.MISCONFIGURED:
-            self._become(StoreState.UP, "a search succeeded")
+            self._set_state(StoreState.UP, "a search succeeded")
 
     async def answers(self) -> bool:
         """Ask for a sign of life now; an event that timed out may have met a store that is frozen or locked."""
@@ -130,23 +130,23 @@ class StoreHealth:
                 await self._preflight()
             else:
                 await self._probe()
-                self._become(StoreState.UP, "it answers")
+                self._set_state(StoreState.UP, "it answers")
         except StoreMisconfigured as fault:
             if self._successes == successes:  # else it was mended while we looked
-                self._become(StoreState.MISCONFIGURED, str(fault))
+                self._set_state(StoreState.MISCONFIGURED, str(fault))
         except TransientError as fault:
-            self._become(StoreState.DOWN, str(fault))
-        except Refused:
+            self._set_state(StoreState.DOWN, str(fault))
+        except StartupRefused:
             raise
         except Exception as defect:  # noqa: BLE001  # watching must not end: readiness would stay what it was
-            self._become(StoreState.DOWN, f"unforeseen {type(defect).__name__}")
+            self._set_state(StoreState.DOWN, f"unforeseen {type(defect).__name__}")
 
     async def _preflight(self) -> None:
         findings = await self._inspect()
         refused = [finding for finding in findings if finding.level == "refused"]
         if refused:
             self._admitted.clear()
-            raise Refused("; ".join(f"{finding.detail} ({finding.remedy})" for finding in refused))
+            raise StartupRefused("; ".join(f"{finding.detail} ({finding.remedy})" for finding in refused))
         unready = [finding for finding in findings if finding.level == "unready"]
         if unready:
             raise StoreMisconfigured("; ".join(f"{finding.detail}: {finding.remedy}" for finding in unready))
@@ -157,12 +157,12 @@ class StoreHealth:
         self._admitted.set()
         if self._reported_at is not None:
             # The preflight does not see what events met: they retry, so silence is the only other sign of mending.
-            if asyncio.get_running_loop().time() - self._reported_at < self._silence_seconds:
+            if asyncio.get_running_loop().time() - self._reported_at < self._quiet_period_seconds:
                 return
             self._reported_at = None
-        self._become(StoreState.UP, "preflight passed")
+        self._set_state(StoreState.UP, "preflight passed")
 
-    def _become(self, state: StoreState, reason: str) -> None:
+    def _set_state(self, state: StoreState, reason: str) -> None:
         if state is not self.state:
             level = logging.INFO if state is StoreState.UP else logging.ERROR
             logger.log(level, "store is %s: %s", state.value, reason)
