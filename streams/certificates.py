@@ -3,13 +3,13 @@
 import ssl
 from enum import Enum
 
-__all__ = ["Mistrust", "mistrust"]
+__all__ = ["CertificateProblem", "certificate_problem"]
 
 _NOT_YET, _EXPIRED = 9, 10
 _OTHER_HOST = {62, 64}  # a name, an address
 
 
-class Mistrust(Enum):
+class CertificateProblem(Enum):
     """The value is what is wrong, to follow "it"."""
 
     NOT_YET_VALID = "its certificate is not valid yet"
@@ -18,11 +18,11 @@ class Mistrust(Enum):
     UNKNOWN_AUTHORITY = "its certificate is not signed by a known authority"
 
 
-def mistrust(error: ssl.SSLCertVerificationError) -> Mistrust:
+def certificate_problem(error: ssl.SSLCertVerificationError) -> CertificateProblem:
     """Which of them it is; what is left is an authority that we do not know."""
     code = getattr(error, "verify_code", 0)  # OpenSSL sets it, the constructor does not
     if code in _OTHER_HOST:
-        return Mistrust.OTHER_HOST
-    return {_NOT_YET: Mistrust.NOT_YET_VALID, _EXPIRED: Mistrust.EXPIRED}.get(
-        code, Mistrust.UNKNOWN_AUTHORITY
+        return CertificateProblem.OTHER_HOST
+    return {_NOT_YET: CertificateProblem.NOT_YET_VALID, _EXPIRED: CertificateProblem.EXPIRED}.get(
+        code, CertificateProblem.UNKNOWN_AUTHORITY
     )

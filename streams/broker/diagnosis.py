@@ -22,18 +22,18 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from streams.broker.connection import BrokerConnection
-from streams.certificates import Mistrust, mistrust
+from streams.certificates import CertificateProblem, certificate_problem
 
 __all__ = ["Diagnosis", "diagnose"]
 
 _TIMEOUT_SECONDS = 5.0
 
 _REMEDIES = {
-    Mistrust.NOT_YET_VALID: "mend this machine's clock",
-    Mistrust.EXPIRED: "renew it",
-    Mistrust.OTHER_HOST: "KAFKA_BOOTSTRAP_SERVERS and the broker's advertised.listeners must name it as the certificate"
+    CertificateProblem.NOT_YET_VALID: "mend this machine's clock",
+    CertificateProblem.EXPIRED: "renew it",
+    CertificateProblem.OTHER_HOST: "KAFKA_BOOTSTRAP_SERVERS and the broker's advertised.listeners must name it as the certificate"
     " does",
-    Mistrust.UNKNOWN_AUTHORITY: "KAFKA_SSL_CAFILE must be the authority that signed it",
+    CertificateProblem.UNKNOWN_AUTHORITY: "KAFKA_SSL_CAFILE must be the authority that signed it",
 }
 
 
@@ -103,7 +103,7 @@ class _Patient:
             return self._unreachable(error)
         cause = error.__cause__ if isinstance(error, KafkaConnectionError) else error
         if isinstance(cause, ssl.SSLCertVerificationError):
-            wrong = mistrust(cause)
+            wrong = certificate_problem(cause)
             return self._refused(wrong.value, _REMEDIES[wrong])
         if isinstance(error, KafkaConnectionError) and isinstance(cause, ssl.SSLError):
             # It hung up after the handshake: in TLS 1.3 that is when a client's certificate is looked at.

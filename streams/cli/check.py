@@ -11,8 +11,8 @@ from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.settings import Settings
+from streams.store.connect_errors import explain
 from streams.store.preflight import Finding, inspect
-from streams.store.refusals import refusal
 
 __all__ = ["examine", "table"]
 
@@ -48,7 +48,7 @@ async def _store(settings: Settings) -> list[Finding]:
     try:
         connection = await asyncpg.connect(settings.store_dsn, timeout=_CONNECT_SECONDS)
     except Exception as error:
-        if (refused := refusal(error)) is not None:
+        if (refused := explain(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")
             return [Finding("connection", "refused" if refused.before_connect else "unready", detail, remedy)]
         if not isinstance(error, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):

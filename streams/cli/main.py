@@ -491,12 +491,12 @@ def _run_on_store(work: Coroutine[Any, Any, T]) -> T:
     """As the owner."""
     import asyncpg
 
-    from streams.store.refusals import refusal
+    from streams.store.connect_errors import explain
 
     try:
         return asyncio.run(work)
     except Exception as error:
-        if (refused := refusal(error, "DATABASE_ADMIN_CONNECTION_STRING")) is not None:
+        if (refused := explain(error, "DATABASE_ADMIN_CONNECTION_STRING")) is not None:
             raise _Failed(str(refused)) from None
         if not isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
             raise

@@ -1,7 +1,7 @@
 """Searches in PostgreSQL, each in a transaction of its own that knows who asks.
 
 What may live here: connections, transactions, statements, rows to values. Not: which searches are made, or what is
-selected from them. Every exception leaves through `streams.store.faults`.
+selected from them. Every exception leaves through `streams.store.error_translation`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from streams.core.errors import StoreMisconfigured
 from streams.core.messages import Filters
 from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage
-from streams.store.faults import translate
+from streams.store.error_translation import translate
 
 __all__ = ["PooledConnection", "PostgresStore"]
 
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 # hnsw.ef_search: how many candidates the index keeps in sight; pgvector takes no more than 1,000.
 # 400 makes up for an index that was built with pgvector's own ef_construction; it costs some two milliseconds.
-_EF_SEARCH, _MOST_EF_SEARCH = 400, 1000
+_EF_SEARCH, _MAX_EF_SEARCH = 400, 1000
 
 # How many times as many rows as asked for the index has to yield: where it looks in the wrong region first, the nearest
 # are not among the first.
-_FOUND_TIMES = 4
+_OVERFETCH_FACTOR = 4
 # No more than this besides what was asked for, lest a wide search be one that the index gives up.
-_MOST_FOUND_BESIDES = 1000
+_MAX_EXTRA_ROWS = 1000
 
 
 def _statements() -> dict[str, str]:
@@ -148,7 +148,7 @@ class PostgresStore:
         """Search one arm.
 
         Raises:
-            TransientError: as `streams.store.faults` says.
+            TransientError: as `streams.store.error_translation` says.
         """
         with _translated():
             async with asyncio.timeout(self._timeout):
@@ -160,39 +160,41 @@ class PostgresStore:
         """The texts of those of the chunks that the asker may (still) read.
 
         Raises:
-            TransientError: as `streams.store.faults` says.
+            TransientError: as `streams.store.error_translation` says.
         """
         with _translated():
-            async with asyncio.timeout(self._timeout), self._as(principals) as connection:
+            async with asyncio.timeout(self._timeout), self._transaction_as(principals) as connection:
                 rows = await connection.fetch(_SQL["passages"], list(chunk_ids))
         return {row["id"]: _passage(row) for row in rows}
 
     async def _search(self, search: Search) -> ArmResult:
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
         asked = (search.vector, *scope, search.limit, search.expand_parents)
-        to_find = min(_FOUND_TIMES * search.limit, search.limit + _MOST_FOUND_BESIDES)
+        rows_wanted = min(_OVERFETCH_FACTOR * search.limit, search.limit + _MAX_EXTRA_ROWS)
         # A small scope is searched exactly at once: that costs no more than an approximate search. Where the index
         # finds little at first, the scope is a small part of the store or lies away from the query: to read it costs
         # no more than to have the index go on, and misses nothing.
         larger = max(self._small_scope_rows, self._exact_scan_rows // 4)
-        for scope_rows, briefly in ((self._small_scope_rows, True), (larger, False)):
-            async with self._as(search.principals, to_find=to_find, briefly=briefly) as connection:
+        for scope_rows, limited_scan in ((self._small_scope_rows, True), (larger, False)):
+            async with self._transaction_as(
+                search.principals, rows_wanted=rows_wanted, limited_scan=limited_scan
+            ) as connection:
                 exactly = await connection.fetch(_SQL["search_exactly"], *asked, scope_rows + 1)
-                if (size := _looked_at(exactly)) <= scope_rows:
+                if (size := _rows_scanned(exactly)) <= scope_rows:
                     return ArmResult(_candidates(exactly), complete=size <= search.limit)
-                rows = await connection.fetch(_SQL["search_approximately"], *asked, to_find)
-            if _looked_at(rows) == to_find:
+                rows = await connection.fetch(_SQL["search_approximately"], *asked, rows_wanted)
+            if _rows_scanned(rows) == rows_wanted:
                 return ArmResult(_candidates(rows), complete=False)
         # The index gave up.
-        async with self._as(search.principals) as connection:
+        async with self._transaction_as(search.principals) as connection:
             exactly = await connection.fetch(_SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
-        if (size := _looked_at(exactly)) <= self._exact_scan_rows:
+        if (size := _rows_scanned(exactly)) <= self._exact_scan_rows:
             return ArmResult(_candidates(exactly), complete=size <= search.limit)
         return ArmResult(_candidates(rows), complete=False, truncated=True)
 
     @asynccontextmanager
-    async def _as(
-        self, principals: Sequence[str], *, to_find: int = 0, briefly: bool = False
+    async def _transaction_as(
+        self, principals: Sequence[str], *, rows_wanted: int = 0, limited_scan: bool = False
     ) -> AsyncIterator[PooledConnection]:
         """A transaction in which the row-level policies see these principals.
 
@@ -209,8 +211,8 @@ class PostgresStore:
                 json.dumps(list(principals)),
                 # The server's own limit: a client that gives up does not stop the server from searching on.
                 str(math.ceil(self._timeout * 1000)),
-                str(min(max(_EF_SEARCH, to_find), _MOST_EF_SEARCH)),
-                briefly,
+                str(min(max(_EF_SEARCH, rows_wanted), _MAX_EF_SEARCH)),
+                limited_scan,
             )
             yield connection
             await connection.execute(_SQL["commit"])
@@ -268,7 +270,7 @@ def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
     return [Candidate(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-def _looked_at(rows: Sequence[asyncpg.Record]) -> int:
+def _rows_scanned(rows: Sequence[asyncpg.Record]) -> int:
     """Rows of the scope that a search has read; without a row in the answer there was none."""
     return int(rows[0]["looked_at"]) if rows else 0
 

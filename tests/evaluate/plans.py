@@ -173,7 +173,7 @@ async def measure_plans(
             of_scope = [asked for asked in all_asked if asked.scope == scope]
             plans = []
             for asked in of_scope:
-                async with store._as(principals) as connection:
+                async with store._transaction_as(principals) as connection:
                     plans.append(await plans_of(connection, search, asked, vector.tolist()))
             stable = sum(one.stable for one in plans)
             missed += [

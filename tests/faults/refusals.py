@@ -90,15 +90,15 @@ async def forbid(stack: Stack) -> None:
         for topic in (stack.channel.output, stack.channel.dead_letters)
     ]
     async with administrator(stack) as client:
-        for refusal in refusals:
-            response = await client._send_request(CreateAclsRequest(*refusal))
+        for explain in refusals:
+            response = await client._send_request(CreateAclsRequest(*explain))
             assert [error for error, *_ in response.creation_responses] == [0], response
         try:
             await stack.until_unready(seconds=20)
             await asyncio.sleep(8)
         finally:
-            for refusal in refusals:
-                await client._send_request(DeleteAclsRequest(*refusal))
+            for explain in refusals:
+                await client._send_request(DeleteAclsRequest(*explain))
 
 
 async def ask_for_three_copies(stack: Stack) -> None:

@@ -11,7 +11,7 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.configured import broker_connection
 from streams.settings import SettingsError, load
-from streams.store.refusals import refusal
+from streams.store.connect_errors import explain
 from tests.certificates import Certificates
 
 SECRET = "canary-7d1e"
@@ -115,7 +115,7 @@ def test_what_logs_in_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_connection_string_that_cannot_be_used_is_not_quoted(dsn: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011  # asyncpg has many for that
         await asyncpg.connect(dsn, timeout=1)
-    found = refusal(caught.value, "DATABASE_ADMIN_CONNECTION_STRING")
+    found = explain(caught.value, "DATABASE_ADMIN_CONNECTION_STRING")
     assert found is not None
     assert found.before_connect
     assert str(found).startswith("DATABASE_ADMIN_CONNECTION_STRING cannot be used: ")
@@ -126,4 +126,4 @@ async def test_a_server_that_is_not_there_is_no_fault_of_the_connection_string()
     for dsn in ("postgresql://a:b@127.0.0.1:1/db", "postgresql://a:b@/db?host=/nowhere"):
         with pytest.raises(OSError) as caught:  # noqa: PT011  # refused, or no such socket
             await asyncpg.connect(dsn, timeout=5)
-        assert refusal(caught.value) is None
+        assert explain(caught.value) is None

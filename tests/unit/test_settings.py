@@ -44,7 +44,7 @@ SPECIFIED: dict[str, Any] = {
 }
 
 
-def refusal(environment: dict[str, str]) -> str:
+def explain(environment: dict[str, str]) -> str:
     with pytest.raises(SettingsError) as caught:
         load(environment)
     message = str(caught.value)
@@ -72,11 +72,11 @@ def test_settings_are_frozen() -> None:
 
 @pytest.mark.parametrize("name", ["ANABRANCH_CONCURENCY", "ANABRANCH_", "ANABRANCH_CONCURRENCY_FILE"])
 def test_an_unknown_name_stops_the_start(name: str) -> None:
-    assert refusal({name: SECRET}) == f"unknown setting {name}"
+    assert explain({name: SECRET}) == f"unknown setting {name}"
 
 
 def test_all_unknown_names_are_told_at_once() -> None:
-    assert refusal({"ANABRANCH_B": "1", "ANABRANCH_A": ""}) == "unknown setting ANABRANCH_A, ANABRANCH_B"
+    assert explain({"ANABRANCH_B": "1", "ANABRANCH_A": ""}) == "unknown setting ANABRANCH_A, ANABRANCH_B"
 
 
 def test_other_peoples_names_are_none_of_our_business() -> None:
@@ -105,7 +105,7 @@ def test_what_kubernetes_injects_beside_a_service_is_let_pass() -> None:
 )
 def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
     # Whoever means ANABRANCH_WEB_PORT must hear of it.
-    assert refusal(environment) == f"unknown setting {next(iter(environment))}"
+    assert explain(environment) == f"unknown setting {next(iter(environment))}"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
     ],
 )
 def test_a_value_outside_its_domain_stops_the_start_and_is_named(name: str, value: str) -> None:
-    message = refusal({name: value})
+    message = explain({name: value})
     assert message.startswith(f"{name}: ")
     if len(value) > 3:
         assert value not in message  # it may be a secret in the wrong place
 
 
 def test_all_faults_are_told_at_once() -> None:
-    message = refusal({"ANABRANCH_WEB_PORT": "0", "ANABRANCH_LOG_FORMAT": "xml"})
+    message = explain({"ANABRANCH_WEB_PORT": "0", "ANABRANCH_LOG_FORMAT": "xml"})
     assert "ANABRANCH_WEB_PORT: " in message
     assert "ANABRANCH_LOG_FORMAT: " in message
 
@@ -161,7 +161,7 @@ def test_all_faults_are_told_at_once() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_stop_the_start(environment: dict[str, str], named: str) -> None:
-    assert named in refusal(environment)
+    assert named in explain(environment)
 
 
 def test_empty_is_unset() -> None:
@@ -214,16 +214,16 @@ def test_an_empty_secret_file_is_unset(tmp_path: Path) -> None:
 def test_a_secret_in_two_places_stops_the_start(tmp_path: Path) -> None:
     file = tmp_path / "dsn"
     file.write_text(DSN, encoding="utf-8")
-    message = refusal({"DATABASE_CONNECTION_STRING": DSN, "DATABASE_CONNECTION_STRING_FILE": str(file)})
+    message = explain({"DATABASE_CONNECTION_STRING": DSN, "DATABASE_CONNECTION_STRING_FILE": str(file)})
     assert message == "DATABASE_CONNECTION_STRING and DATABASE_CONNECTION_STRING_FILE are both set; keep one"
 
 
 def test_a_secret_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    message = refusal({"KAFKA_SASL_PASSWORD_FILE": str(tmp_path / "absent")})
+    message = explain({"KAFKA_SASL_PASSWORD_FILE": str(tmp_path / "absent")})
     assert message == "KAFKA_SASL_PASSWORD_FILE cannot be read: FileNotFoundError"
     binary = tmp_path / "binary"
     binary.write_bytes(SECRET.encode() + b"\xff\xfe")
-    assert refusal({"KAFKA_SASL_PASSWORD_FILE": str(binary)}).endswith("UnicodeDecodeError")
+    assert explain({"KAFKA_SASL_PASSWORD_FILE": str(binary)}).endswith("UnicodeDecodeError")
 
 
 def test_secrets_are_shown_nowhere() -> None:
@@ -266,7 +266,7 @@ def test_no_value_is_quoted_in_an_error(name: str) -> None:
     elif name in FREE_TEXT:
         assert SECRET in getattr(load(environment), name.lower())
     else:
-        assert name in refusal(environment)
+        assert name in explain(environment)
 
 
 def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_each_combination_is_planned_alike_whenever_it_is_executed(
 ) -> None:
     assert len(COMBINATIONS) == 3 * 2**4
     for asked in COMBINATIONS:
-        async with store._as(["user:1"]) as connection:
+        async with store._transaction_as(["user:1"]) as connection:
             plans = await plans_of(connection, search, asked, VECTOR, executions=(1, 6, 12))
         assert plans.stable, asked
         assert (plans.custom, plans.generic) == (12, 0)
@@ -116,7 +116,7 @@ async def test_each_combination_is_planned_alike_whenever_it_is_executed(
 async def test_the_thousandth_execution_is_planned_as_the_first(
     store: PostgresStore, search: str, number: int
 ) -> None:
-    async with store._as(["user:1"]) as connection:
+    async with store._transaction_as(["user:1"]) as connection:
         plans = await plans_of(connection, search, COMBINATIONS[number], VECTOR)
     assert plans.stable
     assert (plans.custom, plans.generic) == (1000, 0)
@@ -126,7 +126,7 @@ async def test_it_would_see_a_generic_plan(store: PostgresStore) -> None:
     asked = Asked("everything", ("section",), (None, None, "1", None, None, None))
     shapes = {}
     for mode in ("force_custom_plan", "force_generic_plan"):
-        async with store._as(["user:1"]) as connection:
+        async with store._transaction_as(["user:1"]) as connection:
             await connection.execute(f"SET LOCAL plan_cache_mode = {mode}")
             plans = await plans_of(connection, "search_exactly", asked, VECTOR, executions=(1, 6))
         shapes[mode] = plans.shapes[6]

@@ -237,9 +237,9 @@ def refusals() -> dict[str, Refusal]:
     }
 
 
-def is_told(line: str, refusal: Refusal) -> None:
-    assert refusal.told in line, line
-    assert refusal.setting in line, line
+def is_told(line: str, explain: Refusal) -> None:
+    assert explain.told in line, line
+    assert explain.setting in line, line
 
 
 @pytest.mark.parametrize("name", refusals())
@@ -254,15 +254,15 @@ async def test_what_is_wrong_is_told_in_one_line(
     tmp_path: Path,
 ) -> None:
     """By a command, and by a worker, which does not start: who runs it sees at once that it has to be mended."""
-    refusal = refusals()[name]
-    settings = refusal.way.environment(kafka, certificates, tmp_path)
+    explain = refusals()[name]
+    settings = explain.way.environment(kafka, certificates, tmp_path)
     worker = start_worker(database.worker, **settings)
     done = await asyncio.to_thread(anabranch, "topics", channel=channel, **settings)
     code = await worker.ended(seconds=30)
     for status, output in ((done.returncode, done.stdout + done.stderr), (code, worker.log)):
         assert status == 1
         [line] = output.splitlines()
-        is_told(line, refusal)
+        is_told(line, explain)
         silent(output)
 
 
@@ -276,8 +276,8 @@ async def test_every_command_tells_it(
     channel: Channel,
     tmp_path: Path,
 ) -> None:
-    refusal = refusals()[name]
-    settings = refusal.way.environment(kafka, certificates, tmp_path)
+    explain = refusals()[name]
+    settings = explain.way.environment(kafka, certificates, tmp_path)
     event = json.dumps(query(VECTOR))
     golden = json.dumps(
         {"embedding": list(map(float, VECTOR)), "principals": ["a"], "expected": [{"source_url_glob": "*"}]}
@@ -297,11 +297,11 @@ async def test_every_command_tells_it(
         if arguments[0] == "check":
             [fault] = [each for each in json.loads(done.stdout) if each["check"] == "broker"]
             assert fault["level"] == "refused"
-            is_told(f"{fault['detail']} {fault['remedy']}", refusal)
+            is_told(f"{fault['detail']} {fault['remedy']}", explain)
             assert done.stderr == ""
         else:
             [line] = done.stderr.splitlines()
-            is_told(line, refusal)
+            is_told(line, explain)
 
 
 async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(

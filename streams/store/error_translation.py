@@ -3,7 +3,7 @@
 import asyncpg
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable, TransientError
-from streams.store.refusals import refusal
+from streams.store.connect_errors import explain
 
 __all__ = ["translate"]
 
@@ -57,7 +57,7 @@ def translate(error: BaseException) -> TransientError | None:
     Returns:
         The transient error that it is, or None where nobody foresaw it. The text never quotes the statement's values.
     """
-    if (refused := refusal(error)) is not None:
+    if (refused := explain(error)) is not None:
         return refused
     if isinstance(error, TimeoutError):
         return SearchTimeout("the search took longer than its timeout")

@@ -15,7 +15,7 @@ import pytest
 from asyncpg import exceptions
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable, TransientError
-from streams.store.faults import translate
+from streams.store.error_translation import translate
 
 SECRET = "canary-7c1d"  # as a server's message quotes values
 

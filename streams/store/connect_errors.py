@@ -9,10 +9,10 @@ from typing import Final
 
 import asyncpg
 
-from streams.certificates import Mistrust, mistrust
+from streams.certificates import CertificateProblem, certificate_problem
 from streams.core.errors import StoreMisconfigured
 
-__all__ = ["refusal"]
+__all__ = ["explain"]
 
 _SETTING: Final = "DATABASE_CONNECTION_STRING"
 # asyncpg's own functions that read a connection string and load what it names, before anything is sent. Where they
@@ -20,14 +20,14 @@ _SETTING: Final = "DATABASE_CONNECTION_STRING"
 _PARSERS: Final = {"_parse_connect_arguments", "_parse_connect_dsn_and_args"}
 
 _REMEDIES: Final = {
-    Mistrust.NOT_YET_VALID: "mend this machine's clock",
-    Mistrust.EXPIRED: "renew it",
-    Mistrust.OTHER_HOST: "{setting} must name the host as the certificate does",
-    Mistrust.UNKNOWN_AUTHORITY: "sslrootcert in {setting} must be the authority that signed it",
+    CertificateProblem.NOT_YET_VALID: "mend this machine's clock",
+    CertificateProblem.EXPIRED: "renew it",
+    CertificateProblem.OTHER_HOST: "{setting} must name the host as the certificate does",
+    CertificateProblem.UNKNOWN_AUTHORITY: "sslrootcert in {setting} must be the authority that signed it",
 }
 
 
-def refusal(error: BaseException, setting: str = _SETTING) -> StoreMisconfigured | None:
+def explain(error: BaseException, setting: str = _SETTING) -> StoreMisconfigured | None:
     """What an operator has to mend before a connection can be made, or None where it is something else.
 
     Args:
@@ -58,7 +58,7 @@ def _unusable(error: BaseException, setting: str) -> StoreMisconfigured:
 def _told(error: BaseException) -> tuple[str, str] | None:
     """What is wrong, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        wrong = mistrust(error)
+        wrong = certificate_problem(error)
         return wrong.value, _REMEDIES[wrong]
     # In TLS 1.3 a client's certificate is looked at after the handshake, when asyncpg waits for the login already.
     cause = error.__cause__ if isinstance(error, asyncpg.ConnectionDoesNotExistError) else error
