@@ -12,13 +12,13 @@ from typing import Any
 from fastavro import schemaless_writer
 
 from streams import resources
-from streams.wire.writers import Writer
+from streams.wire.writer_schemas import WriterSchema
 
 __all__ = ["BAD_INPUTS", "avro_datum", "avro_event", "head", "json_event", "valid_event", "zigzag"]
 
 _AVRO = resources.schemas() / "avro"
-QUERY_WRITER = Writer.of(json.loads((_AVRO / "query_embedding.v1.avsc").read_text(encoding="utf-8")))
-RESULT_WRITER = Writer.of(json.loads((_AVRO / "retrieval_result.v1.avsc").read_text(encoding="utf-8")))
+QUERY_WRITER = WriterSchema.of(json.loads((_AVRO / "query_embedding.v1.avsc").read_text(encoding="utf-8")))
+RESULT_WRITER = WriterSchema.of(json.loads((_AVRO / "retrieval_result.v1.avsc").read_text(encoding="utf-8")))
 
 EVENT_ID = "6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d"
 SESSION_ID = "0b8d7c1a-55e4-4c2f-8f7e-9a1b2c3d4e5f"
@@ -90,7 +90,7 @@ def avro_datum(raw: dict[str, bytes] | None = None, **changes: Any) -> bytes:
     return out.getvalue()
 
 
-def head(writer: Writer = QUERY_WRITER) -> bytes:
+def head(writer: WriterSchema = QUERY_WRITER) -> bytes:
     return b"\xc3\x01" + writer.fingerprint
 
 

@@ -45,9 +45,9 @@ class Certificates:
         self.authority = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(self.authority)
         # Somebody else's.
-        self._stranger = trustme.CA()
+        self._client_cert_rejected = trustme.CA()
         self.stranger = folder / "stranger.pem"
-        self._stranger.cert_pem.write_to_path(self.stranger)
+        self._client_cert_rejected.cert_pem.write_to_path(self.stranger)
 
     def server(self, *hosts: str, expired: bool = False) -> Identity:
         """A server's; by default it is this machine's, under any of its names."""
@@ -68,7 +68,7 @@ class Certificates:
             passphrase: what the key is encrypted with.
             trusted: signed by the authority that servers know, and not by a stranger.
         """
-        authority = self._authority if trusted else self._stranger
+        authority = self._authority if trusted else self._client_cert_rejected
         issued = authority.issue_cert("client.example.org", common_name=name)
         kind = "trusted" if trusted else "strange"
         return self._write(

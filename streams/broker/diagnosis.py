@@ -66,7 +66,7 @@ async def diagnose(connection: BrokerConnection) -> Diagnosis | None:
     options = connection.client_options()
     found = []
     for server in options.pop("bootstrap_servers"):
-        diagnosis = await _Patient(server, connection, options).examined()
+        diagnosis = await _BrokerProbe(server, connection, options).examined()
         if diagnosis is None:
             return None
         found.append(diagnosis)
@@ -74,7 +74,7 @@ async def diagnose(connection: BrokerConnection) -> Diagnosis | None:
     return next((diagnosis for diagnosis in found if diagnosis.refused), found[0] if found else None)
 
 
-class _Patient:
+class _BrokerProbe:
     """One server."""
 
     def __init__(self, server: str, connection: BrokerConnection, options: dict[str, Any]) -> None:
@@ -92,13 +92,13 @@ class _Patient:
             finally:
                 opened.close()
         except (KafkaError, OSError, EOFError, TimeoutError) as error:
-            return await self._explained(error)
+            return await self._explain(error)
         except (ValueError, KeyError):
             # What aiokafka's SCRAM meets where the other side does not know the password either.
             return self._refused("its part of the login is wrong", "check KAFKA_BOOTSTRAP_SERVERS")
         return None
 
-    async def _explained(self, error: BaseException) -> Diagnosis:
+    async def _explain(self, error: BaseException) -> Diagnosis:
         if isinstance(error, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
             return self._unreachable(error)
         cause = error.__cause__ if isinstance(error, KafkaConnectionError) else error
@@ -107,7 +107,7 @@ class _Patient:
             return self._refused(wrong.value, _REMEDIES[wrong])
         if isinstance(error, KafkaConnectionError) and isinstance(cause, ssl.SSLError):
             # It hung up after the handshake: in TLS 1.3 that is when a client's certificate is looked at.
-            return self._stranger()
+            return self._client_cert_rejected()
         return self._login(error) or await self._asked_otherwise(error) or self._unreachable(error)
 
     async def _asked_otherwise(self, error: BaseException) -> Diagnosis | None:
@@ -118,7 +118,7 @@ class _Patient:
                 f"check KAFKA_BOOTSTRAP_SERVERS, and KAFKA_SECURITY_PROTOCOL={protocol}",
             )
         if self._connection.with_tls and isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-            return self._stranger()
+            return self._client_cert_rejected()
         if not self._connection.with_tls and await self._speaks_tls():
             return self._refused(
                 "it speaks TLS at this port",
@@ -147,7 +147,7 @@ class _Patient:
             )
         return None
 
-    def _stranger(self) -> Diagnosis:
+    def _client_cert_rejected(self) -> Diagnosis:
         if self._connection.certfile is None:
             return self._refused(
                 "it wants a client certificate", "set KAFKA_SSL_CERTFILE and KAFKA_SSL_KEYFILE"

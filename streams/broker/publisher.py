@@ -14,7 +14,7 @@ from aiokafka.errors import (
 from mode import Service
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
-from streams.broker.resets import expect_resets
+from streams.broker.resets import patch_connection_resets
 from streams.core.errors import ResultTooLarge
 
 __all__ = ["Headers", "Publisher"]
@@ -88,7 +88,7 @@ class Publisher(Service):
             raise ResultTooLarge("the broker does not take a record of this size") from error
 
     async def _connect(self) -> None:
-        expect_resets()
+        patch_connection_resets()
         producer = AIOKafkaProducer(
             **self._options,
             # All in-sync replicas have it, or it is not published. No idempotence: a repeat is harmless (the result's

@@ -77,10 +77,10 @@ class _Batch:
                 raise
         else:
             return
-        yield from islice(_TolerantBatch(self._data), read, None)
+        yield from islice(TolerantBatch(self._data), read, None)
 
 
-class _TolerantBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # final in name
+class TolerantBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # final in name
     _buffer: bytearray
 
     def _maybe_uncompress(self) -> None:

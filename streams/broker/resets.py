@@ -12,11 +12,11 @@ from typing import Any
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError
 
-__all__ = ["expect_resets"]
+__all__ = ["patch_connection_resets"]
 
 
 @cache
-def expect_resets() -> None:
+def patch_connection_resets() -> None:
     """From now on, every connection of aiokafka in this process says of itself that it is broken."""
     for name in ("send", "_send_sasl_token"):
         setattr(AIOKafkaConnection, name, _expecting(getattr(AIOKafkaConnection, name)))

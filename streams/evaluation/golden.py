@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from streams.core.errors import TerminalError
 from streams.core.messages import SCHEMA_VERSION, Passage, QueryEmbedding
-from streams.wire import jsontext
+from streams.wire import strict_json
 
 __all__ = ["Expectation", "GoldenError", "GoldenQuery", "MalformedLine", "read_golden"]
 
@@ -127,7 +127,7 @@ def read_golden(lines: Iterable[str], *, principals: Sequence[str] = ()) -> list
 
 def _query(line: str, number: int, principals: Sequence[str], taken: Mapping[str, int]) -> GoldenQuery:
     try:
-        fields = jsontext.loads(line.encode("utf-8", "surrogatepass"))
+        fields = strict_json.loads(line.encode("utf-8", "surrogatepass"))
     except TerminalError as error:
         raise MalformedLine(f"{error.code}: {error}") from None
     # The contract ignores what it does not know; a golden set that says "profil" should not measure the default.

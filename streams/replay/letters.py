@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from streams.replay.marks import Headers, Place, attempts_of, marked
-from streams.wire.deadletter import Foreign, read_dead_letter
+from streams.wire.deadletter import NotADeadLetter, read_dead_letter
 
 __all__ = ["REFUSED", "Choice", "Event", "Fate", "Letter", "fate", "read_letter", "restored"]
 
@@ -100,7 +100,7 @@ def read_letter(
     written_at = datetime.fromtimestamp(min(max(timestamp_ms, 0), _LATEST_MS) / 1000, UTC)
     try:
         origin, own = read_dead_letter(headers)
-    except Foreign:
+    except NotADeadLetter:
         return Letter(partition, offset, written_at)
     if value is None:  # a worker skips tombstones, and puts none aside
         return Letter(partition, offset, written_at)

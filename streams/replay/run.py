@@ -14,8 +14,8 @@ from uuid import uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
+from streams.broker.range_reader import read_range
 from streams.broker.records import escape_header_names
-from streams.broker.stretch import read_stretch
 from streams.broker.topics import partitions_of
 from streams.replay.journal import BadEntry, Entry, Journal
 from streams.replay.letters import Choice, Fate, Letter, fate, read_letter, restored
@@ -147,7 +147,7 @@ class Replay:
             if self._choice.partitions and partition.partition not in self._choice.partitions:
                 continue
             share = _Share(partition.partition)
-            async for record in read_stretch(consumer, partition, 0):
+            async for record in read_range(consumer, partition, 0):
                 self._take_in(share, record)
             if share.journal.unsettled and any(self._is_due(share, letter) for letter in share.letters):
                 await self._recognise(consumer, share, inputs)
@@ -184,7 +184,7 @@ class Replay:
         """Look for the marks of letters that runs which did not come to their end have published."""
         ends = await consumer.end_offsets(inputs)
         for partition in inputs:
-            async for record in read_stretch(consumer, partition, share.journal.beyond(partition.partition)):
+            async for record in read_range(consumer, partition, share.journal.beyond(partition.partition)):
                 source = source_of(record.headers)
                 if source is not None and source[:2] == (self._dead_letter_topic, share.partition):
                     share.recognised.add(source.offset)
@@ -226,7 +226,7 @@ class Replay:
         if not due:
             return
         partition = TopicPartition(self._dead_letter_topic, share.partition)
-        async for record in read_stretch(consumer, partition, min(due), max(due) + 1):
+        async for record in read_range(consumer, partition, min(due), max(due) + 1):
             if record.offset in due:
                 due.discard(record.offset)
                 await posting.post(record)

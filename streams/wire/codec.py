@@ -19,12 +19,12 @@ from fastavro import schemaless_reader, schemaless_writer
 from streams import resources
 from streams.core.errors import Undecodable, UnknownSchema
 from streams.core.messages import DIMENSIONS, QueryEmbedding, RetrievalResult
-from streams.wire import jsontext
-from streams.wire.writers import (
+from streams.wire import strict_json
+from streams.wire.writer_schemas import (
     BadWriterSchema,
-    FileWriters,
+    FileWriterSchemas,
     Resolver,
-    Writer,
+    WriterSchema,
     full_name,
     read_schemas,
     writers,
@@ -106,9 +106,9 @@ class Codec:
 class _Contract:
     """One contract's schemas: the first is the reader's and the one that is written with."""
 
-    def __init__(self, known: list[Writer], registry: Resolver | None) -> None:
+    def __init__(self, known: list[WriterSchema], registry: Resolver | None) -> None:
         self._own = known[0]
-        self._resolvers: list[Resolver] = [FileWriters(known)]
+        self._resolvers: list[Resolver] = [FileWriterSchemas(known)]
         if registry is not None:
             self._resolvers.append(registry)
 
@@ -129,9 +129,9 @@ class _Contract:
                 if writer := resolver.by_id(schema_id):
                     return self._datum(value, _CONFLUENT_HEAD, writer)
             raise UnknownSchema(f"no schema with the id {schema_id}")
-        return jsontext.loads(value)
+        return strict_json.loads(value)
 
-    def _datum(self, value: bytes, start: int, writer: Writer) -> dict[str, Any]:
+    def _datum(self, value: bytes, start: int, writer: WriterSchema) -> dict[str, Any]:
         writer.check(value, start)
         stream = BytesIO(value)
         stream.seek(start)

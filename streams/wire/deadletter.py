@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from streams.core.errors import TerminalError
 
-__all__ = ["CODE_HEADER", "MESSAGE_HEADER", "Foreign", "Origin", "error_headers", "read_dead_letter"]
+__all__ = ["CODE_HEADER", "MESSAGE_HEADER", "NotADeadLetter", "Origin", "error_headers", "read_dead_letter"]
 
 CODE_HEADER = "anabranch.error.code"
 MESSAGE_HEADER = "__connect.errors.exception.message"
@@ -33,7 +33,7 @@ _MOST_MESSAGE_CHARACTERS = 1000
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-class Foreign(ValueError):
+class NotADeadLetter(ValueError):
     """A record on the dead-letter topic that Anabranch did not put there."""
 
 
@@ -81,7 +81,7 @@ def read_dead_letter(headers: Headers) -> tuple[Origin, Headers]:
             del own[at]
     missing = [name for name in _ALL if name not in told]
     if missing:
-        raise Foreign(f"no header {CODE_HEADER if CODE_HEADER in missing else missing[0]}")
+        raise NotADeadLetter(f"no header {CODE_HEADER if CODE_HEADER in missing else missing[0]}")
     try:
         origin = Origin(
             code=told[CODE_HEADER].decode(),
@@ -90,5 +90,5 @@ def read_dead_letter(headers: Headers) -> tuple[Origin, Headers]:
             offset=int(told[_OFFSET_HEADER]),
         )
     except ValueError:
-        raise Foreign("the headers that say where it was read are malformed") from None
+        raise NotADeadLetter("the headers that say where it was read are malformed") from None
     return origin, own

@@ -8,7 +8,7 @@ from fastavro import parse_schema, schemaless_writer
 
 from streams import resources
 from streams.wire import Codec
-from streams.wire.writers import Writer
+from streams.wire.writer_schemas import WriterSchema
 from tests.bad_inputs import QUERY_WRITER, avro_datum, avro_event, embedding, json_event
 
 __all__ = ["CONFLUENT", "NEWER", "SEEDS", "codec"]
@@ -16,13 +16,13 @@ __all__ = ["CONFLUENT", "NEWER", "SEEDS", "codec"]
 CONFLUENT = b"\0\0\0\0\x01"
 
 
-def _newer() -> Writer:
+def _newer() -> WriterSchema:
     """A later minor's schema, whose events are read by Avro's resolution: a field more, in another order."""
     schema = json.loads((resources.schemas() / "avro/query_embedding.v1.avsc").read_text(encoding="utf-8"))
     schema = copy.deepcopy(schema)
     added = {"name": "added", "type": {"type": "array", "items": ["null", "string", "double"]}, "default": []}
     schema["fields"] = [*reversed(schema["fields"]), added]
-    return Writer.of(schema)
+    return WriterSchema.of(schema)
 
 
 NEWER = _newer()
@@ -31,10 +31,10 @@ NEWER = _newer()
 class _Registry:
     """Knows the id 1, and the newer schema by its fingerprint."""
 
-    def by_fingerprint(self, fingerprint: bytes) -> Writer | None:
+    def by_fingerprint(self, fingerprint: bytes) -> WriterSchema | None:
         return NEWER if fingerprint == NEWER.fingerprint else None
 
-    def by_id(self, schema_id: int) -> Writer | None:
+    def by_id(self, schema_id: int) -> WriterSchema | None:
         return QUERY_WRITER if schema_id == 1 else None
 
 

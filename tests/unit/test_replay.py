@@ -17,7 +17,7 @@ from streams.replay.lock import _Election
 from streams.replay.marks import Place, attempts_of, marked, source_of
 from streams.replay.pace import Pace
 from streams.replay.tally import Tally
-from streams.wire.deadletter import Foreign, Origin, error_headers, read_dead_letter
+from streams.wire.deadletter import NotADeadLetter, Origin, error_headers, read_dead_letter
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 ADDED = error_headers(UnknownProfile("no such profile"), topic="in", partition=2, offset=7)
@@ -71,7 +71,7 @@ def test_an_event_comes_back_byte_for_byte_however_often(
 
 @pytest.mark.parametrize("missing", [name for name, _ in ADDED])
 def test_without_one_of_its_headers_it_is_not_ours(missing: str) -> None:
-    with pytest.raises(Foreign, match=f"no header {missing}"):
+    with pytest.raises(NotADeadLetter, match=f"no header {missing}"):
         read_dead_letter([(name, value) for name, value in ADDED if name != missing])
 
 
@@ -84,7 +84,7 @@ def test_without_one_of_its_headers_it_is_not_ours(missing: str) -> None:
     ],
 )
 def test_headers_that_nobody_of_ours_wrote(name: str, value: bytes) -> None:
-    with pytest.raises(Foreign, match="malformed"):
+    with pytest.raises(NotADeadLetter, match="malformed"):
         read_dead_letter([(known, value if known == name else told) for known, told in ADDED])
 
 

@@ -14,7 +14,7 @@ from streams import resources
 from streams.core.errors import ContractViolation, UnknownSchema
 from streams.core.messages import Passage, QueryEmbedding, RetrievalResult, result_id
 from streams.wire import BadWriterSchema, Codec, query_to_json
-from streams.wire.writers import Writer
+from streams.wire.writer_schemas import WriterSchema
 
 AVRO = resources.schemas() / "avro"
 EVENT_ID = UUID("6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d")
@@ -46,7 +46,7 @@ def test_the_fingerprint_is_the_specifications() -> None:
     assert crc64(b'"int"') == 0x7275D51A3F395C8F
     for name in ("query_embedding.v1.avsc", "retrieval_result.v1.avsc"):
         canonical = fastavro.schema.to_parsing_canonical_form(schema(name)).encode()
-        assert Writer.of(schema(name)).fingerprint == struct.pack("<Q", crc64(canonical))
+        assert WriterSchema.of(schema(name)).fingerprint == struct.pack("<Q", crc64(canonical))
 
 
 def test_what_is_written_is_read_by_plain_fastavro_with_the_published_schema() -> None:
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_by_plain_fastavro_with_the_published_schema() -
     data = codec.encode_query(query)
     published = fastavro.parse_schema(schema("query_embedding.v1.avsc"))
     read = fastavro.schemaless_reader(BytesIO(data[10:]), published, None)
-    assert data[:10] == b"\xc3\x01" + Writer.of(schema("query_embedding.v1.avsc")).fingerprint
+    assert data[:10] == b"\xc3\x01" + WriterSchema.of(schema("query_embedding.v1.avsc")).fingerprint
     # Logical types are there for those who decode with them.
     assert isinstance(read, dict)
     assert read["event_id"] == read["session_id"] == EVENT_ID
@@ -69,7 +69,7 @@ def test_a_plain_producer_with_the_published_schema_is_read() -> None:
     query = QueryEmbedding.parse(EVENT)
     out = BytesIO()
     fastavro.schemaless_writer(out, published, query.model_dump())
-    data = b"\xc3\x01" + Writer.of(schema("query_embedding.v1.avsc")).fingerprint + out.getvalue()
+    data = b"\xc3\x01" + WriterSchema.of(schema("query_embedding.v1.avsc")).fingerprint + out.getvalue()
     assert Codec().decode_query(data) == query
 
 
@@ -143,7 +143,7 @@ def older() -> dict[str, Any]:
 def single_object(writer: dict[str, Any], record: dict[str, Any]) -> bytes:
     out = BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(writer), record)
-    return b"\xc3\x01" + Writer.of(writer).fingerprint + out.getvalue()
+    return b"\xc3\x01" + WriterSchema.of(writer).fingerprint + out.getvalue()
 
 
 @pytest.mark.parametrize("minor", [newer, older])
@@ -231,11 +231,11 @@ def test_a_schema_path_that_is_none_stops_the_start(tmp_path: Path) -> None:
 class Registry:
     """Knows one id, as a schema registry will."""
 
-    def by_fingerprint(self, fingerprint: bytes) -> Writer | None:  # noqa: ARG002  # the protocol's
+    def by_fingerprint(self, fingerprint: bytes) -> WriterSchema | None:  # noqa: ARG002  # the protocol's
         return None
 
-    def by_id(self, schema_id: int) -> Writer | None:
-        return Writer.of(newer()) if schema_id == 258 else None
+    def by_id(self, schema_id: int) -> WriterSchema | None:
+        return WriterSchema.of(newer()) if schema_id == 258 else None
 
 
 def test_a_registry_resolves_confluents_ids() -> None:

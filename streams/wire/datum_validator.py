@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from streams.core.errors import Undecodable
 
-__all__ = ["Extent", "Unbounded", "extent"]
+__all__ = ["DatumWalker", "Unbounded", "datum_validator"]
 
-Extent = Callable[[bytes, int], int]
+DatumWalker = Callable[[bytes, int], int]
 """Offset of a datum to the offset after it. Raises ``Undecodable``, or ``IndexError`` where the bytes end."""
 
 _INT32: Final = (-(2**31), 2**31 - 1)
@@ -26,7 +26,7 @@ class Unbounded(ValueError):
     """Data of this schema could cost more than its size: it is recursive, or has items without bytes."""
 
 
-def extent(schema: Any) -> Callable[[bytes, int], None]:
+def datum_validator(schema: Any) -> Callable[[bytes, int], None]:
     """Compile a schema into a check of one datum.
 
     Args:
@@ -109,7 +109,7 @@ def _string(data: bytes, at: int) -> int:
     return end
 
 
-def _fixed(size: int) -> Extent:
+def _fixed(size: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         if size > len(data) - at:
             raise Undecodable("the Avro datum breaks off")
@@ -118,7 +118,7 @@ def _fixed(size: int) -> Extent:
     return walk
 
 
-_SIMPLE: Final[Mapping[str, tuple[Extent, int]]] = {
+_SIMPLE: Final[Mapping[str, tuple[DatumWalker, int]]] = {
     "null": (_null, 0),
     "boolean": (_boolean, 1),
     "int": (_int, 1),
@@ -130,7 +130,7 @@ _SIMPLE: Final[Mapping[str, tuple[Extent, int]]] = {
 }
 
 
-_Walk = tuple[Extent, int]
+_Walk = tuple[DatumWalker, int]
 """The walker of a schema, and the fewest bytes that a datum of it takes."""
 
 
@@ -171,7 +171,7 @@ def _primitive(schema: Any) -> str:
     return schema if isinstance(schema, str) else ""
 
 
-def _record(fields: list[Extent]) -> Extent:
+def _record(fields: list[DatumWalker]) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         for field in fields:
             at = field(data, at)
@@ -180,7 +180,7 @@ def _record(fields: list[Extent]) -> Extent:
     return walk
 
 
-def _union(branches: list[Extent]) -> Extent:
+def _union(branches: list[DatumWalker]) -> DatumWalker:
     count = len(branches)
 
     def walk(data: bytes, at: int) -> int:
@@ -192,7 +192,7 @@ def _union(branches: list[Extent]) -> Extent:
     return walk
 
 
-def _enum(count: int) -> Extent:
+def _enum(count: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         index, at = _long(data, at)
         if not 0 <= index < count:
@@ -218,7 +218,7 @@ def _closed(at: int, end: int | None) -> None:
         raise Undecodable("a block in the Avro datum has not the size that it declares")
 
 
-def _array(items: Extent, width: int | None, fewest: int) -> Extent:
+def _array(items: DatumWalker, width: int | None, fewest: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         while True:
             count, at, end = _block(data, at)
@@ -236,7 +236,7 @@ def _array(items: Extent, width: int | None, fewest: int) -> Extent:
     return walk
 
 
-def _map(values: Extent) -> Extent:
+def _map(values: DatumWalker) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         keys: set[bytes] = set()
         while True:

@@ -10,9 +10,9 @@ from fastavro import parse_schema
 from fastavro.schema import SchemaParseException, UnknownType, fingerprint, to_parsing_canonical_form
 
 from streams.wire.compatibility import unreadable
-from streams.wire.extent import Unbounded, extent
+from streams.wire.datum_validator import Unbounded, datum_validator
 
-__all__ = ["BadWriterSchema", "FileWriters", "Resolver", "Writer", "read_schemas"]
+__all__ = ["BadWriterSchema", "FileWriterSchemas", "Resolver", "WriterSchema", "read_schemas"]
 
 
 class BadWriterSchema(ValueError):
@@ -20,7 +20,7 @@ class BadWriterSchema(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class WriterSchema:
     """A schema that messages of one contract may be written with.
 
     Attributes:
@@ -35,7 +35,7 @@ class Writer:
     check: Callable[[bytes, int], None]
 
     @classmethod
-    def of(cls, schema: Any) -> "Writer":
+    def of(cls, schema: Any) -> "WriterSchema":
         """Prepare a schema (parsed JSON).
 
         Raises:
@@ -44,7 +44,7 @@ class Writer:
         try:
             parsed = parse_schema(_physical(schema))
             canonical = to_parsing_canonical_form(parsed)
-            return cls(bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")), parsed, extent(parsed))
+            return cls(bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")), parsed, datum_validator(parsed))
         except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
             raise BadWriterSchema(f"no Avro schema: {type(error).__name__}: {error}") from error
         except Unbounded as error:
@@ -54,28 +54,28 @@ class Writer:
 class Resolver(Protocol):
     """Where writer schemas come from. A schema registry is another implementation of this."""
 
-    def by_fingerprint(self, fingerprint: bytes) -> Writer | None:
+    def by_fingerprint(self, fingerprint: bytes) -> WriterSchema | None:
         """The writer of single-object encoding's 8 bytes, or ``None`` if it is not known."""
         ...
 
-    def by_id(self, schema_id: int) -> Writer | None:
+    def by_id(self, schema_id: int) -> WriterSchema | None:
         """The writer of a registry's id, or ``None`` if it is not known."""
         ...
 
 
-class FileWriters:
+class FileWriterSchemas:
     """One contract's schemas from files, the released ones and an operator's. They have no registry ids."""
 
-    def __init__(self, writers: Iterable[Writer]) -> None:
-        self._writers: dict[bytes, Writer] = {}
+    def __init__(self, writers: Iterable[WriterSchema]) -> None:
+        self._writers: dict[bytes, WriterSchema] = {}
         for writer in writers:
             # The first of a fingerprint stays: the same canonical form is the same bytes.
             self._writers.setdefault(writer.fingerprint, writer)
 
-    def by_fingerprint(self, fingerprint: bytes) -> Writer | None:
+    def by_fingerprint(self, fingerprint: bytes) -> WriterSchema | None:
         return self._writers.get(fingerprint)
 
-    def by_id(self, schema_id: int) -> Writer | None:  # noqa: ARG002  # the protocol's
+    def by_id(self, schema_id: int) -> WriterSchema | None:  # noqa: ARG002  # the protocol's
         return None
 
 
@@ -100,7 +100,7 @@ def read_schemas(folder: Traversable) -> list[tuple[str, Any]]:
     return schemas
 
 
-def writers(schemas: Iterable[tuple[str, Any]], readers: Mapping[str, Any]) -> dict[str, list[Writer]]:
+def writers(schemas: Iterable[tuple[str, Any]], readers: Mapping[str, Any]) -> dict[str, list[WriterSchema]]:
     """Sort schemas by the contract they write.
 
     Args:
@@ -110,7 +110,7 @@ def writers(schemas: Iterable[tuple[str, Any]], readers: Mapping[str, Any]) -> d
     Raises:
         BadWriterSchema: a schema belongs to no contract, or the contract's schema cannot read what it writes.
     """
-    sorted_: dict[str, list[Writer]] = {name: [] for name in readers}
+    sorted_: dict[str, list[WriterSchema]] = {name: [] for name in readers}
     for file, schema in schemas:
         name = full_name(schema)
         if name not in readers:
@@ -118,7 +118,7 @@ def writers(schemas: Iterable[tuple[str, Any]], readers: Mapping[str, Any]) -> d
                 f"{file}: {name or 'a schema without a name'} is none of {', '.join(readers)}"
             )
         try:
-            writer = Writer.of(schema)
+            writer = WriterSchema.of(schema)
             problems = unreadable(schema, readers[name])
         except BadWriterSchema as error:
             raise BadWriterSchema(f"{file}: {error}") from error

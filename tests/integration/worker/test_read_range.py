@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from streams.broker.stretch import read_stretch
+from streams.broker.range_reader import read_range
 from tests.integration.harness import Channel
 
 
@@ -34,9 +34,9 @@ async def test_from_an_offset_to_another_or_to_the_end(
     await consumer.start()
     try:
         partition = TopicPartition(channel.input, 0)
-        read = [record.offset async for record in read_stretch(consumer, partition, start, end)]
+        read = [record.offset async for record in read_range(consumer, partition, start, end)]
         assert read == list(expected)
         empty = TopicPartition(channel.input, 1)
-        assert [record async for record in read_stretch(consumer, empty, 0)] == []
+        assert [record async for record in read_range(consumer, empty, 0)] == []
     finally:
         await consumer.stop()

@@ -7,7 +7,7 @@ import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from streams.core.errors import Undecodable
-from streams.wire.extent import Unbounded, extent
+from streams.wire.datum_validator import Unbounded, datum_validator
 
 EVERYTHING: dict[str, Any] = {
     "type": "record",
@@ -52,14 +52,14 @@ def written(schema: Any, datum: Any) -> bytes:
 
 
 def check(schema: Any, data: bytes) -> None:
-    extent(parse_schema(schema))(data, 0)
+    datum_validator(parse_schema(schema))(data, 0)
 
 
 def test_a_datum_of_every_type_fills_its_bytes() -> None:
     data = written(EVERYTHING, DATUM)
     check(EVERYTHING, data)
     assert schemaless_reader(BytesIO(data), parse_schema(EVERYTHING), None) == DATUM
-    extent(parse_schema(EVERYTHING))(b"head" + data, 4)
+    datum_validator(parse_schema(EVERYTHING))(b"head" + data, 4)
 
 
 def test_any_other_length_is_refused() -> None:
@@ -121,4 +121,4 @@ def test_blocks_that_declare_their_size() -> None:
 )
 def test_schemas_whose_data_could_cost_more_than_its_size(schema: Any) -> None:
     with pytest.raises(Unbounded):
-        extent(parse_schema(schema))
+        datum_validator(parse_schema(schema))

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
-__all__ = ["read_stretch"]
+__all__ = ["read_range"]
 
 _MOST_RECORDS = 500
 _POLL_MS = 1_000
 _PATIENCE_SECONDS = 60.0
 
 
-async def read_stretch(
+async def read_range(
     consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int | None = None
 ) -> AsyncIterator[ConsumerRecord]:
     """Records from an offset on, up to another, which is not read; what retention or compaction took is missing.
