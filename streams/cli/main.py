@@ -38,7 +38,7 @@ class _Unusable(_Failed):
     exit_code = _USAGE_ERROR
 
 
-class _Terse(click.Command):
+class _CompactHelp(click.Command):
     """A command whose options, where they are wrong, are told in one line too."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -160,7 +160,7 @@ def check(*, as_json: bool) -> None:
     from streams.cli.check import examine, table
 
     settings = load()
-    _hush()
+    _silence_client_logs()
     findings = asyncio.run(examine(settings))
     if as_json:
         click.echo(json.dumps([finding.__dict__ for finding in findings]))
@@ -266,7 +266,7 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
         sys.exit(0)
 
 
-@commands.command(cls=_Terse)
+@commands.command(cls=_CompactHelp)
 @click.option("--apply", "really", is_flag=True, help="Do it. Without this, nothing is written.")
 @click.option(
     "--code",
@@ -323,13 +323,13 @@ def replay(
     Exit code 1 where a chosen letter had to be left (see the table) or Kafka fails, 2 where an option is unusable.
     """
     from streams.cli import replay as view
-    from streams.replay.letters import Choice
+    from streams.replay.dead_letters import ReplayFilter
     from streams.replay.run import BadPartition, ReplayError
 
     if math.isnan(rate):  # which is in no range and out of none
         raise _Unusable("replay: --rate: nan is no number")
     try:
-        choice = Choice(frozenset(codes), frozenset(partitions), *view.period(since, until))
+        choice = ReplayFilter(frozenset(codes), frozenset(partitions), *view.period(since, until))
     except ValueError as error:
         raise _Unusable(f"replay: {error}") from None
     settings = load()
@@ -418,8 +418,8 @@ def validate(
     from pathlib import Path
 
     from streams.cli import validate as validation
-    from streams.evaluation.asking import EvaluationError
     from streams.evaluation.golden import GoldenError
+    from streams.evaluation.query_runner import EvaluationError
     from streams.evaluation.report import Bounds
 
     if (golden is None) == (not sample):
@@ -432,7 +432,7 @@ def validate(
         raise _Unusable(
             f"{name}: {error}".replace(": line", ":\n  line", 1).replace("\nline", "\n  line")
         ) from None
-    wishes = validation.Wishes(
+    wishes = validation.ValidateOptions(
         golden=name,
         direct=direct,
         timeout_seconds=timeout_seconds,
@@ -463,7 +463,7 @@ def _client_options(settings: Settings) -> dict[str, Any]:
     return broker_connection(settings).client_options()
 
 
-def _hush() -> None:
+def _silence_client_logs() -> None:
     import logging
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
@@ -475,7 +475,7 @@ def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     from streams.broker.diagnosis import diagnose
     from streams.configured import broker_connection
 
-    _hush()
+    _silence_client_logs()
     try:
         return asyncio.run(work)
     except KafkaError as error:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
-from streams.replay.letters import REFUSED, Choice, Fate
+from streams.replay.dead_letters import REFUSED, Disposition, ReplayFilter
 from streams.replay.run import Replay
 from streams.replay.tally import Tally
 from streams.settings import Settings
@@ -74,7 +74,12 @@ def _instant(option: str, text: str | None, now: datetime) -> datetime | None:
 
 
 async def replay(
-    settings: Settings, options: dict[str, Any], *, choice: Choice, max_attempts: int, rate: float | None
+    settings: Settings,
+    options: dict[str, Any],
+    *,
+    choice: ReplayFilter,
+    max_attempts: int,
+    rate: float | None,
 ) -> Outcome:
     """Look, or replay at so many events a second.
 
@@ -111,7 +116,7 @@ async def replay(
 
 
 def as_json(outcome: Outcome) -> str:
-    """One object; the fates are those of `streams.replay.letters`."""
+    """One object; the fates are those of `streams.replay.dead_letters`."""
     tally = outcome.tally
     return json.dumps(
         {
@@ -119,7 +124,7 @@ def as_json(outcome: Outcome) -> str:
             "input_topic": outcome.input_topic,
             "dead_letter_topic": outcome.dead_letter_topic,
             "chosen": tally.total,
-            **{fate.value: tally.count(fate) for fate in Fate},
+            **{fate.value: tally.count(fate) for fate in Disposition},
             "recognised": outcome.recognised,
             "rows": tally.to_json(),
         }
@@ -144,8 +149,8 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
             row.code or "[dim]not Anabranch’s[/]",
             str(row.partition),
             str(row.fates.total()),
-            str(row.fates[Fate.REPLAY]),
-            str(row.fates[Fate.ALREADY]),
+            str(row.fates[Disposition.REPLAY]),
+            str(row.fates[Disposition.ALREADY]),
             f"[red]{row.refused}[/]" if row.refused else "0",
             f"{row.oldest:%Y-%m-%d %H:%M:%SZ}",
             f"{row.newest:%Y-%m-%d %H:%M:%SZ}",
@@ -157,24 +162,24 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
             " where an interrupted replay had put them",
             soft_wrap=True,
         )
-    for fate in Fate:
+    for fate in Disposition:
         if fate in REFUSED and tally.count(fate):
             console.print(_why(outcome, fate), soft_wrap=True)
-    due = tally.count(Fate.REPLAY)
+    due = tally.count(Disposition.REPLAY)
     if applied:
         console.print(f"replayed {due} to {outcome.input_topic}", soft_wrap=True)
     elif due:
         console.print(f"nothing was written; --apply sends {due} to {outcome.input_topic}", soft_wrap=True)
 
 
-def _why(outcome: Outcome, fate: Fate) -> str:
+def _why(outcome: Outcome, fate: Disposition) -> str:
     reason = {
-        Fate.EXHAUSTED: f"replayed {outcome.max_attempts} times or more and back again (--max-attempts)",
-        Fate.ELSEWHERE: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
-        Fate.FOREIGN: "not written by Anabranch (no header anabranch.error.code)",
-        Fate.TOO_LARGE: f"too large for {outcome.input_topic} with the marks:"
+        Disposition.EXHAUSTED: f"replayed {outcome.max_attempts} times or more and back again (--max-attempts)",
+        Disposition.ELSEWHERE: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
+        Disposition.FOREIGN: "not written by Anabranch (no header anabranch.error.code)",
+        Disposition.TOO_LARGE: f"too large for {outcome.input_topic} with the marks:"
         f" raise its max.message.bytes by {DEAD_LETTER_MARGIN_BYTES}, then replay again",
-        Fate.GONE: "removed by retention meanwhile",
+        Disposition.GONE: "removed by retention meanwhile",
     }[fate]
     places = outcome.tally.places(fate)
     count = outcome.tally.count(fate)

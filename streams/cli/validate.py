@@ -13,24 +13,24 @@ from rich.text import Text
 
 from streams import sample
 from streams.configured import broker_connection, load_profiles, open_codec
-from streams.evaluation.asking import Asker, EvaluationError, Outcome, ask_all
 from streams.evaluation.direct import DirectStore
 from streams.evaluation.golden import GoldenError, GoldenQuery, read_golden
 from streams.evaluation.live import LivePipeline
-from streams.evaluation.measuring import HIT_DEPTH, NDCG_DEPTH, Percentiles
 from streams.evaluation.page import render
+from streams.evaluation.query_runner import EvaluationError, Outcome, QueryClient, run_queries
 from streams.evaluation.report import Bounds, Report, assess
 from streams.evaluation.sample import sample_lines
+from streams.evaluation.scoring import HIT_DEPTH, NDCG_DEPTH, Percentiles
 from streams.evaluation.vectors import VectorCount, count_vectors
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 
-__all__ = ["Wishes", "read", "show", "validate", "write_page"]
+__all__ = ["ValidateOptions", "read", "show", "validate", "write_page"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ValidateOptions:
     """What the command line asks for.
 
     Attributes:
@@ -72,7 +72,7 @@ def read(lines: Iterable[str] | None, *, principals: Sequence[str], relevant_gra
     return queries
 
 
-async def validate(settings: Settings, queries: Sequence[GoldenQuery], wishes: Wishes) -> Report:
+async def validate(settings: Settings, queries: Sequence[GoldenQuery], wishes: ValidateOptions) -> Report:
     """Ask every query, and measure what comes.
 
     Raises:
@@ -94,7 +94,7 @@ async def validate(settings: Settings, queries: Sequence[GoldenQuery], wishes: W
     )
 
 
-async def _live(settings: Settings, queries: Sequence[GoldenQuery], wishes: Wishes) -> list[Outcome]:
+async def _live(settings: Settings, queries: Sequence[GoldenQuery], wishes: ValidateOptions) -> list[Outcome]:
     async with LivePipeline(
         broker_connection(settings).client_options(),
         codec=open_codec(settings),
@@ -106,7 +106,9 @@ async def _live(settings: Settings, queries: Sequence[GoldenQuery], wishes: Wish
         return await _ask(queries, pipeline, wishes)
 
 
-async def _directly(settings: Settings, queries: Sequence[GoldenQuery], wishes: Wishes) -> list[Outcome]:
+async def _directly(
+    settings: Settings, queries: Sequence[GoldenQuery], wishes: ValidateOptions
+) -> list[Outcome]:
     profiles = load_profiles(settings)
     count_tokens("")  # loads its vocabulary, which the first query should not wait for
     store = PostgresStore(
@@ -128,13 +130,15 @@ async def _directly(settings: Settings, queries: Sequence[GoldenQuery], wishes: 
         return await _ask(queries, direct, wishes)
 
 
-async def _ask(queries: Sequence[GoldenQuery], asker: Asker, wishes: Wishes) -> list[Outcome]:
+async def _ask(queries: Sequence[GoldenQuery], asker: QueryClient, wishes: ValidateOptions) -> list[Outcome]:
     # On standard error, and only where somebody is looking.
     with Progress(
         console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal
     ) as bar:
         task = bar.add_task("asking", total=len(queries))
-        return await ask_all(queries, asker, in_flight=wishes.in_flight, progress=lambda: bar.advance(task))
+        return await run_queries(
+            queries, asker, in_flight=wishes.in_flight, progress=lambda: bar.advance(task)
+        )
 
 
 async def _vectors(settings: Settings, queries: Sequence[GoldenQuery]) -> VectorCount | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from streams.demo.conversation import Answer, DeadLetter
 from streams.evaluation.golden import Expectation
-from streams.evaluation.measuring import HIT_DEPTH, Judgement, judge, measure, percentiles
+from streams.evaluation.scoring import HIT_DEPTH, Judgement, judge, measure, percentiles
 
 __all__ = ["ANSWERED_WELL", "expected_rank", "summarize"]
 

@@ -8,7 +8,7 @@ from typing import Self
 from streams.core.errors import ModelMismatch, TerminalError, TransientError
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import Profile, resolve_params
-from streams.evaluation.asking import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
+from streams.evaluation.query_runner import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
 from streams.retrieval import Tokenizer, retrieve
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import inspect

@@ -79,7 +79,7 @@ class GoldenQuery:
     Attributes:
         key: unique in its set; the line's ``id``, else its ``event_id``, else ``line <number>``.
         text: the question in words, for people; None where the line has none.
-        event: what is asked. Its id and times are the file's, or made up: `ask_anew` gives it new ones.
+        event: what is asked. Its id and times are the file's, or made up: `fresh_event` gives it new ones.
         expected: at least one.
     """
 
@@ -88,7 +88,7 @@ class GoldenQuery:
     event: QueryEmbedding
     expected: Sequence[Expectation]
 
-    def ask_anew(self) -> QueryEmbedding:
+    def fresh_event(self) -> QueryEmbedding:
         """The event as if it were asked now: an id that no other run has, and no expiry."""
         return self.event.model_copy(
             update={"event_id": uuid4(), "occurred_at": datetime.now(UTC), "expires_at": None}

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
-from streams.evaluation.asking import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
+from streams.evaluation.query_runner import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
 from streams.wire import Codec
 from streams.wire.deadletter import CODE_HEADER, MESSAGE_HEADER
 

@@ -8,9 +8,9 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
-from streams.evaluation.asking import Answered
-from streams.evaluation.measuring import HIT_DEPTH, NDCG_DEPTH
+from streams.evaluation.query_runner import Answered
 from streams.evaluation.report import Assessment, Report
+from streams.evaluation.scoring import HIT_DEPTH, NDCG_DEPTH
 
 __all__ = ["render"]
 

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 from streams.core.messages import Passage
-from streams.evaluation.asking import Answered, DeadLettered, Outcome
 from streams.evaluation.golden import GoldenQuery
-from streams.evaluation.measuring import Percentiles, Scores, judge, measure, percentiles
+from streams.evaluation.query_runner import Answered, DeadLettered, Outcome
+from streams.evaluation.scoring import Percentiles, Scores, judge, measure, percentiles
 from streams.evaluation.vectors import VectorCount
 
 __all__ = ["COMPLETENESS_FIELDS", "Assessment", "Bounds", "Report", "Way", "assess"]

@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.replay.marks import Headers
 from streams.wire.deadletter import CODE_HEADER
+from streams.wire.replay_headers import Headers
 
 __all__ = ["JOURNAL_HEADER", "BadEntry", "Entry", "Journal", "is_entry"]
 

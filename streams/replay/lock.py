@@ -13,7 +13,7 @@ from typing import Any, Self
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-__all__ = ["Busy", "Lock", "group_of"]
+__all__ = ["LockHeld", "Lock", "lock_group"]
 
 _SESSION_MS = 10_000
 # A holder that lives hears of a newcomer with its next heartbeat, well before the group stops waiting for it.
@@ -24,11 +24,11 @@ _NEVER_MS = 2**31 - 1
 _HOLDS, _DOES_NOT = b"1", b"0"
 
 
-class Busy(Exception):
+class LockHeld(Exception):
     """Somebody else holds the lock."""
 
 
-def group_of(dead_letter_topic: str) -> str:
+def lock_group(dead_letter_topic: str) -> str:
     """The consumer group that stands for the lock; the topic's name, since the topic is what is locked."""
     return f"{dead_letter_topic}.replay"
 
@@ -71,7 +71,7 @@ class Lock:
         self._consumer = AIOKafkaConsumer(
             topic,
             **options,
-            group_id=group_of(topic),
+            group_id=lock_group(topic),
             enable_auto_commit=False,
             session_timeout_ms=_SESSION_MS,
             rebalance_timeout_ms=_REBALANCE_MS,
@@ -98,4 +98,4 @@ class Lock:
     def verify(self) -> None:
         """Raises Busy where it is somebody else's by now."""
         if not self._election.holds:
-            raise Busy
+            raise LockHeld

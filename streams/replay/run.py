@@ -17,12 +17,19 @@ from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 from streams.broker.range_reader import read_range
 from streams.broker.records import escape_header_names
 from streams.broker.topics import partitions_of
+from streams.replay.dead_letters import (
+    DeadLetter,
+    Disposition,
+    ReplayFilter,
+    fate,
+    parse_dead_letter,
+    restore_event,
+)
 from streams.replay.journal import BadEntry, Entry, Journal
-from streams.replay.letters import Choice, Fate, Letter, fate, read_letter, restored
-from streams.replay.lock import Busy, Lock, group_of
-from streams.replay.marks import Place, source_of
-from streams.replay.pace import Pace
+from streams.replay.lock import Lock, LockHeld, lock_group
+from streams.replay.rate_limiter import RateLimiter
 from streams.replay.tally import Tally
+from streams.wire.replay_headers import RecordPosition, replay_source
 
 __all__ = ["BadPartition", "Replay", "ReplayError"]
 
@@ -50,7 +57,7 @@ class BadPartition(ReplayError):
 
 
 @dataclass(slots=True)
-class _Share:
+class _PartitionScan:
     """One partition of the dead-letter topic.
 
     Attributes:
@@ -61,7 +68,7 @@ class _Share:
 
     partition: int
     journal: Journal = field(default_factory=Journal)
-    letters: list[Letter] = field(default_factory=list)
+    letters: list[DeadLetter] = field(default_factory=list)
     recognised: set[int] = field(default_factory=set)
     settled: frozenset[str] = frozenset()
     beyond: Mapping[int, int] = field(default_factory=dict)
@@ -81,7 +88,7 @@ class Replay:
         *,
         input_topic: str,
         dead_letter_topic: str,
-        choice: Choice,
+        choice: ReplayFilter,
         max_attempts: int,
     ) -> None:
         self._options = options
@@ -120,33 +127,33 @@ class Replay:
                 async with Lock(self._options, self._dead_letter_topic) as lock, self._producer() as producer:
                     shares = await self._survey(consumer, letters, inputs)
                     tally = self._tally(shares)
-                    posting = _Posting(
+                    posting = _BatchPublisher(
                         producer,
                         lock,
                         input_topic=self._input_topic,
                         dead_letter_topic=self._dead_letter_topic,
-                        pace=Pace(rate, time.monotonic),
-                        on_progress=lambda done: on_progress(done, tally.count(Fate.REPLAY)),
+                        pace=RateLimiter(rate, time.monotonic),
+                        on_progress=lambda done: on_progress(done, tally.count(Disposition.REPLAY)),
                     )
                     for share in shares:
                         await self._post(consumer, share, posting, inputs)
                     return self._tally(shares, posting.failed)
-            except Busy:
+            except LockHeld:
                 raise ReplayError(
                     f"another replay of {self._dead_letter_topic} is under way"
-                    f" (the other member of the consumer group {group_of(self._dead_letter_topic)})"
+                    f" (the other member of the consumer group {lock_group(self._dead_letter_topic)})"
                 ) from None
 
     # Looking
 
     async def _survey(
         self, consumer: AIOKafkaConsumer, letters: Iterable[TopicPartition], inputs: list[TopicPartition]
-    ) -> list[_Share]:
+    ) -> list[_PartitionScan]:
         shares = []
         for partition in letters:
             if self._choice.partitions and partition.partition not in self._choice.partitions:
                 continue
-            share = _Share(partition.partition)
+            share = _PartitionScan(partition.partition)
             async for record in read_range(consumer, partition, 0):
                 self._take_in(share, record)
             if share.journal.unsettled and any(self._is_due(share, letter) for letter in share.letters):
@@ -159,16 +166,16 @@ class Replay:
         )
         return shares
 
-    def _take_in(self, share: _Share, record: ConsumerRecord) -> None:
+    def _take_in(self, share: _PartitionScan, record: ConsumerRecord) -> None:
         try:
             entry = Entry.read(record.headers, record.value)
         except BadEntry as error:
-            place = Place(record.topic, record.partition, record.offset)
+            place = RecordPosition(record.topic, record.partition, record.offset)
             raise ReplayError(f"{place} says what has been replayed, but cannot be read: {error}") from None
         if entry is not None:
             share.journal.add(entry)
             return
-        letter = read_letter(
+        letter = parse_dead_letter(
             partition=record.partition,
             offset=record.offset,
             timestamp_ms=record.timestamp,
@@ -179,19 +186,19 @@ class Replay:
             share.letters.append(letter)
 
     async def _recognise(
-        self, consumer: AIOKafkaConsumer, share: _Share, inputs: list[TopicPartition]
+        self, consumer: AIOKafkaConsumer, share: _PartitionScan, inputs: list[TopicPartition]
     ) -> None:
         """Look for the marks of letters that runs which did not come to their end have published."""
         ends = await consumer.end_offsets(inputs)
         for partition in inputs:
             async for record in read_range(consumer, partition, share.journal.beyond(partition.partition)):
-                source = source_of(record.headers)
+                source = replay_source(record.headers)
                 if source is not None and source[:2] == (self._dead_letter_topic, share.partition):
                     share.recognised.add(source.offset)
         share.settled = share.journal.unsettled
         share.beyond = {partition.partition: end for partition, end in ends.items()}
 
-    def _fate(self, share: _Share, letter: Letter) -> Fate:
+    def _fate(self, share: _PartitionScan, letter: DeadLetter) -> Disposition:
         return fate(
             letter,
             input_topic=self._input_topic,
@@ -201,10 +208,12 @@ class Replay:
             max_attempts=self._max_attempts,
         )
 
-    def _is_due(self, share: _Share, letter: Letter) -> bool:
-        return self._fate(share, letter) is Fate.REPLAY
+    def _is_due(self, share: _PartitionScan, letter: DeadLetter) -> bool:
+        return self._fate(share, letter) is Disposition.REPLAY
 
-    def _tally(self, shares: Iterable[_Share], failed: Mapping[tuple[int, int], Fate] | None = None) -> Tally:
+    def _tally(
+        self, shares: Iterable[_PartitionScan], failed: Mapping[tuple[int, int], Disposition] | None = None
+    ) -> Tally:
         return Tally(
             (letter, (failed or {}).get((letter.partition, letter.offset)) or self._fate(share, letter))
             for share in shares
@@ -214,7 +223,11 @@ class Replay:
     # Replaying
 
     async def _post(
-        self, consumer: AIOKafkaConsumer, share: _Share, posting: "_Posting", inputs: list[TopicPartition]
+        self,
+        consumer: AIOKafkaConsumer,
+        share: _PartitionScan,
+        posting: "_BatchPublisher",
+        inputs: list[TopicPartition],
     ) -> None:
         due = {letter.offset for letter in share.letters if self._is_due(share, letter)}
         if not due and not share.recognised:
@@ -231,7 +244,7 @@ class Replay:
                 due.discard(record.offset)
                 await posting.post(record)
         for offset in due:  # retention was faster
-            posting.failed[share.partition, offset] = Fate.GONE
+            posting.failed[share.partition, offset] = Disposition.GONE
         await posting.end()
 
     # Kafka
@@ -285,7 +298,7 @@ class Replay:
             await producer.stop()
 
 
-class _Posting:
+class _BatchPublisher:
     """Publishing in batches: each is acknowledged whole, and written down, before the next begins.
 
     Attributes:
@@ -299,7 +312,7 @@ class _Posting:
         *,
         input_topic: str,
         dead_letter_topic: str,
-        pace: Pace,
+        pace: RateLimiter,
         on_progress: Callable[[int], object],
     ) -> None:
         self._producer = producer
@@ -316,9 +329,9 @@ class _Posting:
         self._batch: dict[int, asyncio.Future[Any]] = {}
         self._batch_bytes = 0
         self._batch_began = 0.0
-        self.failed: dict[tuple[int, int], Fate] = {}
+        self.failed: dict[tuple[int, int], Disposition] = {}
 
-    async def begin(self, share: _Share, *, more: bool) -> None:
+    async def begin(self, share: _PartitionScan, *, more: bool) -> None:
         """Say where the marks of this partition's letters will be found; before the first is published."""
         self._partition = share.partition
         self._beyond = dict(share.beyond)
@@ -330,8 +343,8 @@ class _Posting:
         if self._batch and time.monotonic() + pause - self._batch_began >= _BATCH_SECONDS:
             await self._settle(more=True)
         await asyncio.sleep(pause)
-        event = restored(
-            source=Place(record.topic, record.partition, record.offset),
+        event = restore_event(
+            source=RecordPosition(record.topic, record.partition, record.offset),
             key=record.key,
             value=record.value,
             headers=record.headers,
@@ -366,7 +379,7 @@ class _Posting:
         outcomes = await asyncio.gather(*batch.values(), return_exceptions=True)
         for offset, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, _TOO_LARGE):
-                self.failed[self._partition, offset] = Fate.TOO_LARGE
+                self.failed[self._partition, offset] = Disposition.TOO_LARGE
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streams.replay.letters import REFUSED, Fate, Letter
+from streams.replay.dead_letters import REFUSED, DeadLetter, Disposition
 
 __all__ = ["Row", "Tally"]
 
@@ -21,7 +21,7 @@ class Row:
     partition: int
     oldest: datetime
     newest: datetime
-    fates: Counter[Fate] = field(default_factory=Counter)
+    fates: Counter[Disposition] = field(default_factory=Counter)
 
     @property
     def refused(self) -> int:
@@ -31,13 +31,13 @@ class Row:
 class Tally:
     """Takes one letter after the other."""
 
-    def __init__(self, letters: Iterable[tuple[Letter, Fate]] = ()) -> None:
+    def __init__(self, letters: Iterable[tuple[DeadLetter, Disposition]] = ()) -> None:
         self._rows: dict[tuple[str, int], Row] = {}
-        self._places: dict[Fate, list[tuple[int, int]]] = {}
+        self._places: dict[Disposition, list[tuple[int, int]]] = {}
         for letter, fate in letters:
             self.add(letter, fate)
 
-    def add(self, letter: Letter, fate: Fate) -> None:
+    def add(self, letter: DeadLetter, fate: Disposition) -> None:
         """Count one letter."""
         at = letter.written_at
         row = self._rows.setdefault(
@@ -63,11 +63,11 @@ class Tally:
     def refused(self) -> int:
         return sum(row.refused for row in self._rows.values())
 
-    def count(self, fate: Fate) -> int:
+    def count(self, fate: Disposition) -> int:
         """How many met this fate."""
         return sum(row.fates[fate] for row in self._rows.values())
 
-    def places(self, fate: Fate) -> list[tuple[int, int]]:
+    def places(self, fate: Disposition) -> list[tuple[int, int]]:
         """Partition and offset of the first few that were left for this reason."""
         return self._places.get(fate, [])
 
@@ -79,7 +79,7 @@ class Tally:
                 "partition": row.partition,
                 "oldest": row.oldest.isoformat(),
                 "newest": row.newest.isoformat(),
-                **{fate.value: row.fates[fate] for fate in Fate},
+                **{fate.value: row.fates[fate] for fate in Disposition},
             }
             for row in self.rows
         ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from streams.core.messages import SCHEMA_VERSION, QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
-from streams.evaluation.measuring import Judgement, measure, percentiles
+from streams.evaluation.scoring import Judgement, measure, percentiles
 from streams.retrieval import retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens

@@ -49,7 +49,7 @@ def test_a_whole_event_is_taken_as_it_is_and_asked_anew() -> None:
         ]
     )
     assert query.key == event_id
-    first, second = query.ask_anew(), query.ask_anew()
+    first, second = query.fresh_event(), query.fresh_event()
     assert len({first.event_id, second.event_id, UUID(event_id)}) == 3
     assert first.expires_at is None
     assert first.occurred_at.year > 2020

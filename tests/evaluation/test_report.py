@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from streams.evaluation.asking import Answered, DeadLettered, Outcome, Unanswered
 from streams.evaluation.golden import Expectation, GoldenQuery
 from streams.evaluation.page import render
+from streams.evaluation.query_runner import Answered, DeadLettered, Outcome, Unanswered
 from streams.evaluation.report import Bounds, Report, assess
 from streams.evaluation.vectors import VectorCount
 from tests.evaluation.made_up import golden, passage, result

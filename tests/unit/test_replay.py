@@ -11,17 +11,24 @@ from hypothesis import strategies as st
 from streams.cli import replay as view
 from streams.cli.main import commands
 from streams.core.errors import GaveUp, UnknownProfile
+from streams.replay.dead_letters import (
+    DeadLetter,
+    Disposition,
+    ReplayFilter,
+    fate,
+    parse_dead_letter,
+    restore_event,
+)
 from streams.replay.journal import JOURNAL_HEADER, BadEntry, Entry, Journal, is_entry
-from streams.replay.letters import Choice, Fate, Letter, fate, read_letter, restored
 from streams.replay.lock import _Election
-from streams.replay.marks import Place, attempts_of, marked, source_of
-from streams.replay.pace import Pace
+from streams.replay.rate_limiter import RateLimiter
 from streams.replay.tally import Tally
 from streams.wire.deadletter import NotADeadLetter, Origin, error_headers, read_dead_letter
+from streams.wire.replay_headers import RecordPosition, replay_attempts, replay_source, with_replay_headers
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 ADDED = error_headers(UnknownProfile("no such profile"), topic="in", partition=2, offset=7)
-SOURCE = Place("dead.letters-v1", 3, 41)
+SOURCE = RecordPosition("dead.letters-v1", 3, 41)
 
 # Names that an event may have brought with it, those of the marks and of dead letters among them.
 NAMES = st.sampled_from(
@@ -30,7 +37,7 @@ NAMES = st.sampled_from(
 HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=20)))
 
 
-def letter(**fields: object) -> Letter:
+def letter(**fields: object) -> DeadLetter:
     defaults: dict[str, object] = {
         "partition": 0,
         "offset": 5,
@@ -39,7 +46,7 @@ def letter(**fields: object) -> Letter:
         "topic": "in",
         "attempts": 0,
     }
-    return Letter(**(defaults | fields))  # type: ignore[arg-type]
+    return DeadLetter(**(defaults | fields))  # type: ignore[arg-type]
 
 
 # The event
@@ -59,13 +66,13 @@ def test_an_event_comes_back_byte_for_byte_however_often(
     """Replayed, put aside again by a worker that carries its headers along, and so on."""
     headers = list(own)
     for attempt in range(1, times + 1):
-        source = Place("dead", 0, attempt)
-        event = restored(source=source, key=None, value=b"\0\xff", headers=[*headers, *ADDED])
+        source = RecordPosition("dead", 0, attempt)
+        event = restore_event(source=source, key=None, value=b"\0\xff", headers=[*headers, *ADDED])
         assert (event.partition, event.key, event.value) == (2, None, b"\0\xff")
         assert list(event.headers[: len(own)]) == own
         assert len(event.headers) == len(own) + 2
-        assert attempts_of(event.headers) == attempt
-        assert source_of(event.headers) == source
+        assert replay_attempts(event.headers) == attempt
+        assert replay_source(event.headers) == source
         headers = list(event.headers)
 
 
@@ -90,73 +97,73 @@ def test_headers_that_nobody_of_ours_wrote(name: str, value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"1.0", b" 1", b"9" * 10, "٣".encode(), None])
 def test_an_attempt_count_that_cannot_be_read_is_none(value: bytes | None) -> None:
-    assert attempts_of([("anabranch.replay.attempts", value)]) is None
+    assert replay_attempts([("anabranch.replay.attempts", value)]) is None
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"dead", b"dead[1]", b"dead[1]@", b"a b[1]@2", b"d[1]@2 ", b"\xff", None]
 )
 def test_a_source_that_cannot_be_read_is_none(value: bytes | None) -> None:
-    assert source_of([("anabranch.replay.from", value)]) is None
+    assert replay_source([("anabranch.replay.from", value)]) is None
 
 
 def test_a_source_survives_its_header() -> None:
-    assert source_of(marked([], source=SOURCE, attempts=1)) == SOURCE
+    assert replay_source(with_replay_headers([], source=SOURCE, attempts=1)) == SOURCE
 
 
 # The choice
 
 
 def test_nothing_chosen_is_everything() -> None:
-    assert Choice().takes(letter())
-    assert Choice().takes(letter(code=None))
+    assert ReplayFilter().takes(letter())
+    assert ReplayFilter().takes(letter(code=None))
 
 
 @pytest.mark.parametrize(
     ("choice", "taken"),
     [
-        (Choice(codes=frozenset({"unknown_profile", "expired"})), True),
-        (Choice(codes=frozenset({"expired"})), False),
-        (Choice(partitions=frozenset({0, 3})), True),
-        (Choice(partitions=frozenset({1})), False),
-        (Choice(since=NOW), True),
-        (Choice(since=NOW + timedelta(milliseconds=1)), False),
-        (Choice(until=NOW), False),
-        (Choice(until=NOW + timedelta(milliseconds=1)), True),
-        (Choice(codes=frozenset({"unknown_profile"}), partitions=frozenset({1})), False),
+        (ReplayFilter(codes=frozenset({"unknown_profile", "expired"})), True),
+        (ReplayFilter(codes=frozenset({"expired"})), False),
+        (ReplayFilter(partitions=frozenset({0, 3})), True),
+        (ReplayFilter(partitions=frozenset({1})), False),
+        (ReplayFilter(since=NOW), True),
+        (ReplayFilter(since=NOW + timedelta(milliseconds=1)), False),
+        (ReplayFilter(until=NOW), False),
+        (ReplayFilter(until=NOW + timedelta(milliseconds=1)), True),
+        (ReplayFilter(codes=frozenset({"unknown_profile"}), partitions=frozenset({1})), False),
     ],
 )
-def test_chosen_by_code_partition_and_time(choice: Choice, *, taken: bool) -> None:
+def test_chosen_by_code_partition_and_time(choice: ReplayFilter, *, taken: bool) -> None:
     assert choice.takes(letter()) is taken
 
 
 def test_what_has_no_code_is_not_chosen_by_code() -> None:
-    assert not Choice(codes=frozenset({"expired"})).takes(letter(code=None))
+    assert not ReplayFilter(codes=frozenset({"expired"})).takes(letter(code=None))
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, Fate.REPLAY),
-        ({"offset": 6}, Fate.ALREADY),
-        ({"attempts": 2}, Fate.REPLAY),
-        ({"attempts": 3}, Fate.EXHAUSTED),
-        ({"attempts": None}, Fate.EXHAUSTED),
-        ({"topic": "another"}, Fate.ELSEWHERE),
-        ({"code": None}, Fate.FOREIGN),
+        ({}, Disposition.REPLAY),
+        ({"offset": 6}, Disposition.ALREADY),
+        ({"attempts": 2}, Disposition.REPLAY),
+        ({"attempts": 3}, Disposition.EXHAUSTED),
+        ({"attempts": None}, Disposition.EXHAUSTED),
+        ({"topic": "another"}, Disposition.ELSEWHERE),
+        ({"code": None}, Disposition.FOREIGN),
     ],
 )
-def test_fates(fields: dict[str, object], expected: Fate) -> None:
+def test_fates(fields: dict[str, object], expected: Disposition) -> None:
     assert fate(letter(**fields), input_topic="in", replayed={6}, max_attempts=3) is expected
 
 
 @pytest.mark.parametrize("timestamp", [-1, 0, 2**63 - 1, -(2**63)])
 def test_any_timestamp_is_some_instant(timestamp: int) -> None:
-    read_letter(partition=0, offset=0, timestamp_ms=timestamp, headers=ADDED, value=b"")
+    parse_dead_letter(partition=0, offset=0, timestamp_ms=timestamp, headers=ADDED, value=b"")
 
 
 def test_a_tombstone_is_nobodys_letter() -> None:
-    assert read_letter(partition=0, offset=0, timestamp_ms=0, headers=ADDED, value=None).code is None
+    assert parse_dead_letter(partition=0, offset=0, timestamp_ms=0, headers=ADDED, value=None).code is None
 
 
 # The journal
@@ -245,7 +252,7 @@ def test_the_holder_keeps_the_lock_and_one_of_several_gets_it() -> None:
 
 def test_pace_makes_up_for_nothing() -> None:
     clock = [100.0]
-    pace = Pace(4, lambda: clock[0])
+    pace = RateLimiter(4, lambda: clock[0])
     assert [pace.pause() for _ in range(3)] == [0, 0.25, 0.5]
     clock[0] = 200.0  # after a long delay: no burst
     assert [pace.pause() for _ in range(2)] == [0, 0.25]
@@ -297,20 +304,20 @@ def test_a_tally_counts_by_code_and_partition() -> None:
     later = NOW + timedelta(hours=1)
     tally = Tally(
         [
-            (letter(), Fate.REPLAY),
-            (letter(offset=6, written_at=later), Fate.ALREADY),
-            (letter(partition=1, code="expired"), Fate.EXHAUSTED),
-            (letter(partition=1, code=None), Fate.FOREIGN),
+            (letter(), Disposition.REPLAY),
+            (letter(offset=6, written_at=later), Disposition.ALREADY),
+            (letter(partition=1, code="expired"), Disposition.EXHAUSTED),
+            (letter(partition=1, code=None), Disposition.FOREIGN),
         ]
     )
-    assert (tally.total, tally.refused, tally.count(Fate.REPLAY)) == (4, 2, 1)
+    assert (tally.total, tally.refused, tally.count(Disposition.REPLAY)) == (4, 2, 1)
     assert [(row.code, row.partition) for row in tally.rows] == [
         (None, 1),
         ("expired", 1),
         ("unknown_profile", 0),
     ]
     assert (tally.rows[-1].oldest, tally.rows[-1].newest) == (NOW, later)
-    assert tally.places(Fate.EXHAUSTED) == [(1, 5)]
+    assert tally.places(Disposition.EXHAUSTED) == [(1, 5)]
     assert tally.to_json()[-1]["already"] == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streams.core.messages import Passage
 from streams.evaluation.golden import Expectation
-from streams.evaluation.measuring import Judgement, judge, measure, percentiles
+from streams.evaluation.scoring import Judgement, judge, measure, percentiles
 from tests.evaluation.made_up import passage
 
 IDS = [UUID(int=number + 1) for number in range(6)]

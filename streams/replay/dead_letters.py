@@ -5,15 +5,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from streams.replay.marks import Headers, Place, attempts_of, marked
 from streams.wire.deadletter import NotADeadLetter, read_dead_letter
+from streams.wire.replay_headers import Headers, RecordPosition, replay_attempts, with_replay_headers
 
-__all__ = ["REFUSED", "Choice", "Event", "Fate", "Letter", "fate", "read_letter", "restored"]
+__all__ = [
+    "REFUSED",
+    "ReplayFilter",
+    "Event",
+    "Disposition",
+    "DeadLetter",
+    "fate",
+    "parse_dead_letter",
+    "restore_event",
+]
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999; a timestamp is any 64 bits
 
 
-class Fate(StrEnum):
+class Disposition(StrEnum):
     """What becomes of a chosen dead letter."""
 
     REPLAY = "replay"
@@ -31,12 +40,20 @@ class Fate(StrEnum):
     """Removed by retention while the replay was under way."""
 
 
-REFUSED = frozenset({Fate.EXHAUSTED, Fate.ELSEWHERE, Fate.FOREIGN, Fate.TOO_LARGE, Fate.GONE})
+REFUSED = frozenset(
+    {
+        Disposition.EXHAUSTED,
+        Disposition.ELSEWHERE,
+        Disposition.FOREIGN,
+        Disposition.TOO_LARGE,
+        Disposition.GONE,
+    }
+)
 """Chosen, and left all the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One record of the dead-letter topic, without its content.
 
     Attributes:
@@ -55,7 +72,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReplayFilter:
     """Which dead letters. What is empty or None chooses all.
 
     Attributes:
@@ -69,7 +86,7 @@ class Choice:
     since: datetime | None = None
     until: datetime | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: DeadLetter) -> bool:
         """Whether a dead letter is meant."""
         return (
             (not self.codes or letter.code in self.codes)
@@ -93,39 +110,41 @@ class Event:
     headers: Headers
 
 
-def read_letter(
+def parse_dead_letter(
     *, partition: int, offset: int, timestamp_ms: int, headers: Headers, value: bytes | None
-) -> Letter:
+) -> DeadLetter:
     """Say what a record of the dead-letter topic is."""
     written_at = datetime.fromtimestamp(min(max(timestamp_ms, 0), _LATEST_MS) / 1000, UTC)
     try:
         origin, own = read_dead_letter(headers)
     except NotADeadLetter:
-        return Letter(partition, offset, written_at)
+        return DeadLetter(partition, offset, written_at)
     if value is None:  # a worker skips tombstones, and puts none aside
-        return Letter(partition, offset, written_at)
-    return Letter(partition, offset, written_at, origin.code, origin.topic, attempts_of(own))
+        return DeadLetter(partition, offset, written_at)
+    return DeadLetter(partition, offset, written_at, origin.code, origin.topic, replay_attempts(own))
 
 
-def fate(letter: Letter, *, input_topic: str, replayed: AbstractSet[int], max_attempts: int) -> Fate:
+def fate(
+    letter: DeadLetter, *, input_topic: str, replayed: AbstractSet[int], max_attempts: int
+) -> Disposition:
     """What is to become of a chosen dead letter; `replayed` are offsets in its partition."""
     if letter.code is None:
-        return Fate.FOREIGN
+        return Disposition.FOREIGN
     if letter.offset in replayed:
-        return Fate.ALREADY
+        return Disposition.ALREADY
     if letter.topic != input_topic:
-        return Fate.ELSEWHERE
+        return Disposition.ELSEWHERE
     if letter.attempts is None or letter.attempts >= max_attempts:
-        return Fate.EXHAUSTED
-    return Fate.REPLAY
+        return Disposition.EXHAUSTED
+    return Disposition.REPLAY
 
 
-def restored(*, source: Place, key: bytes | None, value: bytes, headers: Headers) -> Event:
+def restore_event(*, source: RecordPosition, key: bytes | None, value: bytes, headers: Headers) -> Event:
     """The event that a dead letter holds: key, value and headers byte for byte, and the marks.
 
     Raises:
         Foreign: it is not Anabranch's.
     """
     origin, own = read_dead_letter(headers)
-    attempts = (attempts_of(own) or 0) + 1
-    return Event(origin.partition, key, value, marked(own, source=source, attempts=attempts))
+    attempts = (replay_attempts(own) or 0) + 1
+    return Event(origin.partition, key, value, with_replay_headers(own, source=source, attempts=attempts))

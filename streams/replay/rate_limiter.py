@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-__all__ = ["Pace"]
+__all__ = ["RateLimiter"]
 
 
-class Pace:
+class RateLimiter:
     """Spaces events evenly.
 
     Args:

@@ -8,7 +8,15 @@ from typing import Protocol
 from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.evaluation.golden import GoldenQuery
 
-__all__ = ["Answered", "Asker", "DeadLettered", "EvaluationError", "Outcome", "Unanswered", "ask_all"]
+__all__ = [
+    "Answered",
+    "QueryClient",
+    "DeadLettered",
+    "EvaluationError",
+    "Outcome",
+    "Unanswered",
+    "run_queries",
+]
 
 # So many without an answer, and none with one: nobody is there.
 _ENOUGH = 3
@@ -44,15 +52,15 @@ class Unanswered:
 Outcome = Answered | DeadLettered | Unanswered
 
 
-class Asker(Protocol):
+class QueryClient(Protocol):
     """One of the two ways."""
 
     async def ask(self, event: QueryEmbedding) -> Outcome: ...
 
 
-async def ask_all(
+async def run_queries(
     queries: Sequence[GoldenQuery],
-    asker: Asker,
+    asker: QueryClient,
     *,
     in_flight: int,
     progress: Callable[[], object] = lambda: None,
@@ -80,7 +88,7 @@ async def ask_all(
             if in_vain >= _ENOUGH and not came_back:
                 outcomes[place] = Unanswered("not asked: nothing before it was answered")
             else:
-                outcome = await asker.ask(queries[place].ask_anew())
+                outcome = await asker.ask(queries[place].fresh_event())
                 outcomes[place] = outcome
                 if isinstance(outcome, Unanswered):
                     in_vain += 1

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from streams.core.messages import QueryEmbedding
-from streams.evaluation.asking import Answered, DeadLettered, Outcome, Unanswered, ask_all
 from streams.evaluation.golden import Expectation
+from streams.evaluation.query_runner import Answered, DeadLettered, Outcome, Unanswered, run_queries
 from tests.evaluation.made_up import golden, result
 
 EXPECTED = [Expectation("source_url", "https://a")]
@@ -38,7 +38,9 @@ class Scripted:
 async def test_each_is_asked_once_and_its_outcome_stands_in_its_place(in_flight: int) -> None:
     asker = Scripted(lambda number: DeadLettered(str(number), "") if number % 2 else ANSWER)
     advanced = []
-    outcomes = await ask_all(QUERIES, asker, in_flight=in_flight, progress=lambda: advanced.append(asker.now))
+    outcomes = await run_queries(
+        QUERIES, asker, in_flight=in_flight, progress=lambda: advanced.append(asker.now)
+    )
     assert [outcome.code for outcome in outcomes if isinstance(outcome, DeadLettered)] == [
         str(number) for number in range(1, 20, 2)
     ]
@@ -48,7 +50,7 @@ async def test_each_is_asked_once_and_its_outcome_stands_in_its_place(in_flight:
 
 async def test_where_nobody_answers_the_rest_is_not_asked() -> None:
     asker = Scripted(lambda _: NOTHING)
-    outcomes = await ask_all(QUERIES, asker, in_flight=1)
+    outcomes = await run_queries(QUERIES, asker, in_flight=1)
     assert len(asker.asked) == 3
     assert len(outcomes) == 20
     assert [isinstance(outcome, Unanswered) for outcome in outcomes] == [True] * 20
@@ -58,7 +60,7 @@ async def test_where_nobody_answers_the_rest_is_not_asked() -> None:
 @pytest.mark.parametrize("first", [ANSWER, DeadLettered("expired", "")])
 async def test_where_somebody_answers_every_query_is_asked(first: Outcome) -> None:
     asker = Scripted(lambda number: first if number == 2 else NOTHING)
-    await ask_all(QUERIES, asker, in_flight=1)
+    await run_queries(QUERIES, asker, in_flight=1)
     assert len(asker.asked) == 20
 
 
@@ -69,4 +71,4 @@ async def test_a_failure_of_the_asker_is_raised_as_it_is() -> None:
         return ANSWER
 
     with pytest.raises(OSError, match="the broker is gone"):
-        await ask_all(QUERIES, Scripted(fail), in_flight=4)
+        await run_queries(QUERIES, Scripted(fail), in_flight=4)

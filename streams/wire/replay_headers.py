@@ -8,7 +8,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["ATTEMPTS_HEADER", "FROM_HEADER", "Headers", "Place", "attempts_of", "marked", "source_of"]
+__all__ = [
+    "ATTEMPTS_HEADER",
+    "FROM_HEADER",
+    "Headers",
+    "RecordPosition",
+    "replay_attempts",
+    "with_replay_headers",
+    "replay_source",
+]
 
 FROM_HEADER = "anabranch.replay.from"
 ATTEMPTS_HEADER = "anabranch.replay.attempts"
@@ -19,7 +27,7 @@ _ATTEMPTS = re.compile(rb"\d{1,9}")
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where a record stands."""
 
     topic: str
@@ -30,7 +38,7 @@ class Place(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-def attempts_of(headers: Headers) -> int | None:
+def replay_attempts(headers: Headers) -> int | None:
     """How often this event has been replayed; None where the mark cannot be read, which nobody of ours wrote."""
     found = [value for name, value in headers if name == ATTEMPTS_HEADER]
     if not found:
@@ -39,16 +47,16 @@ def attempts_of(headers: Headers) -> int | None:
     return int(last) if last is not None and _ATTEMPTS.fullmatch(last) else None
 
 
-def source_of(headers: Headers) -> Place | None:
+def replay_source(headers: Headers) -> RecordPosition | None:
     """The dead letter that a replayed event was; None for any other event."""
     found = [value for name, value in headers if name == FROM_HEADER]
     if not found or found[-1] is None:
         return None
     match = _PLACE.fullmatch(found[-1].decode(errors="replace"))
-    return None if match is None else Place(match[1], int(match[2]), int(match[3]))
+    return None if match is None else RecordPosition(match[1], int(match[2]), int(match[3]))
 
 
-def marked(headers: Headers, *, source: Place, attempts: int) -> Headers:
+def with_replay_headers(headers: Headers, *, source: RecordPosition, attempts: int) -> Headers:
     """The event's own headers in their order, then the marks; marks of an earlier replay give way to them."""
     own = [(name, value) for name, value in headers if name not in (FROM_HEADER, ATTEMPTS_HEADER)]
     return [*own, (FROM_HEADER, str(source).encode()), (ATTEMPTS_HEADER, str(attempts).encode())]
