@@ -48,7 +48,7 @@ __all__ = [
 # Growing the limit by this factor reaches a parent's fifty children on top in two more rounds.
 _GROWTH = 4
 # Beyond this many candidates in one arm an honest warning beats another search.
-_MOST_CANDIDATES = 10_000
+_MAX_CANDIDATES = 10_000
 
 Vector = npt.NDArray[np.float32]
 
@@ -323,11 +323,11 @@ class _FanOut:
     def widen(self, scopes: frozenset[Scope]) -> None:
         """Ask these arms for more next time, up to where a warning is more honest than another search."""
         for scope in scopes:
-            if self._limits[scope] >= _MOST_CANDIDATES:
+            if self._limits[scope] >= _MAX_CANDIDATES:
                 self.arms[scope] = Arm(self.arms[scope].candidates, complete=True)
                 self.truncated = True
             else:
-                self._limits[scope] = min(self._limits[scope] * _GROWTH, _MOST_CANDIDATES)
+                self._limits[scope] = min(self._limits[scope] * _GROWTH, _MAX_CANDIDATES)
                 self._stale.add(scope)
 
     async def _search_arm(self, scope: Scope) -> None:

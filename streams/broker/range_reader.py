@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaTimeoutError
 
 __all__ = ["read_range"]
 
-_MOST_RECORDS = 500
+_MAX_RECORDS = 500
 _POLL_MS = 1_000
 _PATIENCE_SECONDS = 60.0
 
@@ -40,7 +40,7 @@ async def read_range(
     patience = time.monotonic() + _PATIENCE_SECONDS
     # By position, not by the last record seen: the last offsets of a log may hold none.
     while position < end or not is_end_known:
-        records = await consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
+        records = await consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=_MAX_RECORDS)
         if not is_end_known and (told := consumer.highwater(partition)) is not None:
             end, is_end_known = max(end, told), True
         for record in records.get(partition, ()):

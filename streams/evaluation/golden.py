@@ -27,7 +27,7 @@ KINDS: Final[Sequence[Kind]] = (
     "source_url_glob",
 )
 _IDS: Final = frozenset({"chunk_id", "document_id"})
-_MOST_GRADE: Final = 1000
+_MAX_GRADE: Final = 1000
 _OWN_FIELDS: Final = frozenset({"id", "text", "expected"})
 
 
@@ -171,8 +171,8 @@ def _expectation(item: Any, where: str) -> Expectation:
         raise MalformedLine(f"{where} has not exactly one of {', '.join(KINDS)}")
     kind = cast("Kind", kinds[0])
     value, grade = item[kind], item.get("grade", 1)
-    if type(grade) is not int or not 1 <= grade <= _MOST_GRADE:
-        raise MalformedLine(f"{where}.grade is no integer from 1 to {_MOST_GRADE}")
+    if type(grade) is not int or not 1 <= grade <= _MAX_GRADE:
+        raise MalformedLine(f"{where}.grade is no integer from 1 to {_MAX_GRADE}")
     if type(value) is not str or not value:
         raise MalformedLine(f"{where}.{kind} is no text")
     if kind in _IDS:

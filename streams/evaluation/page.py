@@ -18,7 +18,7 @@ _WORST_SHOWN: Final = 10
 # Ranks with a column of their own.
 _RANKS: Final = 10
 # Beyond so many queries, bars would be thinner than the gaps between them.
-_MOST_BARS: Final = 160
+_MAX_BARS: Final = 160
 _GOOD, _FAIR = 0.8, 0.5
 
 _HALF, _FULL, _HEIGHT = 500, 1036, 200
@@ -255,7 +255,7 @@ def _ndcg(report: Report) -> str:
     ordered = sorted(report.assessments, key=lambda each: -each.scores.ndcg)
     plot = _Plot("nDCG@10 of each query, best to worst", width=_FULL, x=(0, len(ordered)), y=(0, 1))
     plot.rows((0, 0.25, 0.5, 0.75, 1), lambda value: f"{value:g}")
-    if len(ordered) <= _MOST_BARS:
+    if len(ordered) <= _MAX_BARS:
         for place, each in enumerate(ordered):
             # A query that scored nothing has no bar: a foot of another colour says so.
             lost = each.scores.ndcg == 0

@@ -42,8 +42,8 @@ Connection: TypeAlias = (
 
 #: How many sessions, topics, kinds of principals and metadata keys are listed; all of them are counted.
 LARGEST: Final = 5
-MOST_KINDS: Final = 20
-MOST_KEYS: Final = 50
+MAX_KINDS: Final = 20
+MAX_KEYS: Final = 50
 
 _MIGRATE: Final = "run `anabranch migrate`"
 
@@ -545,7 +545,7 @@ _CHUNK_KEYS: Final = _DOCUMENT_KEYS.replace("public.documents", "public.document
 
 
 async def _metadata_keys(connection: Connection, table: str, query: str, total: int) -> MetadataKeys:
-    found = await connection.fetch(query, MOST_KEYS)
+    found = await connection.fetch(query, MAX_KEYS)
     return MetadataKeys(
         table=table,
         distinct=found[0]["distinct"] if found else 0,
@@ -639,7 +639,7 @@ async def _access(connection: Connection, rows: Mapping[str, int], largest: int)
         documents_public=unreadable["public"],
         kinds=tuple(
             PrincipalKind(row["kind"], row["grants"], row["principals"], row["documents"])
-            for row in await connection.fetch(_KINDS, MOST_KINDS)
+            for row in await connection.fetch(_KINDS, MAX_KINDS)
         ),
         access_sets=rows["access_sets"],
         access_set_max=largest,

@@ -28,7 +28,7 @@ _ALL = (
 )
 
 # Keeps a dead letter within the margin that its topic has over the input topic.
-_MOST_MESSAGE_CHARACTERS = 1000
+_MAX_MESSAGE_CHARACTERS = 1000
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -57,7 +57,7 @@ def error_headers(
         _OFFSET_HEADER: str(offset),
         _STAGE_HEADER: error.stage,
         _CLASS_HEADER: type(error).__name__,
-        MESSAGE_HEADER: str(error)[:_MOST_MESSAGE_CHARACTERS],
+        MESSAGE_HEADER: str(error)[:_MAX_MESSAGE_CHARACTERS],
         CODE_HEADER: error.code,
     }
     return [(name, value.encode()) for name, value in fields.items()]

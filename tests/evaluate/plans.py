@@ -21,7 +21,7 @@ __all__ = ["EXECUTIONS", "SEARCHES", "Asked", "Plans", "combinations_of", "measu
 EXECUTIONS: Final = (1, 6, 12, 1000)
 SEARCHES: Final = ("search_exactly", "search_approximately")
 # The planner's own estimate may move with the statistics, if somebody analyzes meanwhile; not by more than this.
-MOST_COST: Final = 1.2
+MAX_COST: Final = 1.2
 
 _KEPT: Final = (
     "Node Type",
@@ -78,7 +78,7 @@ class Plans:
     def stable(self) -> bool:
         return (
             len(set(self.shapes.values())) == 1
-            and max(self.costs.values()) <= MOST_COST * min(self.costs.values())
+            and max(self.costs.values()) <= MAX_COST * min(self.costs.values())
             and self.generic == 0
         )
 

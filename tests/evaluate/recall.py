@@ -21,7 +21,7 @@ LIMIT: Final = 15
 BOUND, GOAL = 0.95, 0.99
 # A search is slow where it takes so many times as long as plain SQL, and so many milliseconds longer: plain SQL knows
 # nothing of askers and makes one round trip instead of four, which weighs on the quickest.
-MOST_TIMES, MOST_MORE = 5.0, 15.0
+MAX_TIMES, MAX_EXTRA = 5.0, 15.0
 _QUERIES: Final = 20
 
 # What the plain statements are run with: the search's own settings, where they have a say.
@@ -67,7 +67,7 @@ class Measured:
     @property
     def slow(self) -> bool:
         more = 1000 * (float(np.median(self.seconds)) - self.plain_seconds)
-        return self.times > MOST_TIMES and more > MOST_MORE
+        return self.times > MAX_TIMES and more > MAX_EXTRA
 
 
 def search_of(cell: Cell, vector: Vectors, limit: int = LIMIT) -> Search:
@@ -223,5 +223,5 @@ def _outcome(world: World, measured: Sequence[Measured]) -> Outcome:
         if one.short:
             missed.append(f"{where}: {one.short} searches returned fewer rows than exist")
         if one.slow:
-            missed.append(f"{where}: {one.times:.1f} times as long as plain SQL, over {MOST_TIMES:g}")
+            missed.append(f"{where}: {one.times:.1f} times as long as plain SQL, over {MAX_TIMES:g}")
     return Outcome(f"Recall by selectivity and filter, {world.name} with the queries", [shown], missed)

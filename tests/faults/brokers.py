@@ -42,9 +42,9 @@ async def one_of_three(stack: Stack) -> None:
         await asyncio.to_thread(broker.stop, kill=True)
         try:
             await asyncio.sleep(8)  # longer than the broker's own session, and a new leader's election
-            before = len(stack.outbox.results)
+            before = len(stack.output_reader.results)
             await asyncio.sleep(5)
-            assert len(stack.outbox.results) > before, "nothing is answered while one of three is dead"
+            assert len(stack.output_reader.results) > before, "nothing is answered while one of three is dead"
         finally:
             await asyncio.to_thread(broker.start)
 

@@ -26,7 +26,7 @@ NAME_HEADER = "fault-suite-event"
 _KEYS = 24
 _VECTORS = unit_vectors(16, 2)
 _SEND_TIMEOUT_MS = 120_000
-_MOST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Load:
             enable_idempotence=True,  # the input topic has each event once
             linger_ms=5,
             request_timeout_ms=_SEND_TIMEOUT_MS,
-            max_request_size=_MOST_BYTES,
+            max_request_size=_MAX_BYTES,
         )
 
     async def start(self) -> None:

@@ -14,7 +14,7 @@ from tests.integration.harness import PARTITIONS
 __all__ = ["FAULTS"]
 
 _SUPERSEDED = 300
-_MOST_SECONDS = 60
+_MAX_SECONDS = 60
 
 
 async def compact(stack: Stack) -> None:
@@ -39,7 +39,7 @@ async def compact(stack: Stack) -> None:
             await stack.load.send_now(superseded, partition)
         await asyncio.sleep(0.6)  # the segment's time is over
         await stack.load.send_now(next(_UNIQUE), partition)
-    async with asyncio.timeout(_MOST_SECONDS):
+    async with asyncio.timeout(_MAX_SECONDS):
         while await stack.gaps() < PARTITIONS:  # noqa: ASYNC110  # the broker tells nobody
             await asyncio.sleep(0.5)
 

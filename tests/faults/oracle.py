@@ -10,7 +10,7 @@ from typing import Literal
 
 __all__ = ["Answer", "Asked", "Logged", "Verdict", "account"]
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Verdict:
             "acknowledged to the producer and gone": self.vanished,
         }
         return [
-            f"{len(names)} {kind}: {', '.join(names[:_MOST_NAMED])}{', …' if len(names) > _MOST_NAMED else ''}"
+            f"{len(names)} {kind}: {', '.join(names[:_MAX_NAMED])}{', …' if len(names) > _MAX_NAMED else ''}"
             for kind, names in kinds.items()
             if names
         ]

@@ -11,7 +11,7 @@ __all__ = ["Proxy"]
 
 _CHUNK_BYTES = 16 * 1024
 # As much as lies in a network's buffers; then the sender is held back.
-_MOST_CHUNKS = 64
+_MAX_CHUNKS = 64
 _CONNECT_SECONDS = 5
 # Closing a socket that lingers for no time sends a reset.
 _RESET = struct.pack("ii", 1, 0)
@@ -103,7 +103,7 @@ class Proxy:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction; returns at its end, with everything before it carried."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS)
         delivering = asyncio.create_task(self._deliver(under_way, writer))
         try:
             while chunk := await reader.read(_CHUNK_BYTES):

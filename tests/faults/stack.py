@@ -27,7 +27,7 @@ from tests.faults.oracle import Logged, Verdict, account
 from tests.faults.proxy import Proxy
 from tests.integration.corpora import load as load_corpus
 from tests.integration.corpora import tiny_corpus
-from tests.integration.harness import PARTITIONS, Channel, Outbox, Worker, open_channel
+from tests.integration.harness import PARTITIONS, Channel, OutputReader, Worker, open_channel
 from tests.integration.kafka.apache_kafka import KafkaCluster, free_ports
 
 __all__ = ["Plant", "Servers", "Stack", "open_stack"]
@@ -35,7 +35,7 @@ __all__ = ["Plant", "Servers", "Stack", "open_stack"]
 #: What the worker may open twice over, and little more: so that its limit can be reached.
 MAX_CONNECTIONS = 80
 CONCURRENCY = 8
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 # Workers come as somebody whom the broker may refuse; everybody else comes by the other door, as its administrator.
 _KAFKA_SETTINGS = {
@@ -85,11 +85,11 @@ class Plant:
             jars,
             brokers=brokers,
             settings=_KAFKA_SETTINGS,
-            doors=[proxy.port for proxy in self.proxies],
+            proxy_ports=[proxy.port for proxy in self.proxies],
             data=data,
         )
         for proxy, broker in zip(self.proxies, self.cluster.brokers, strict=True):
-            proxy.target = broker.seat.door
+            proxy.target = broker.node_ports.proxy_listener
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.cluster.__enter__)
@@ -176,7 +176,7 @@ class Stack:
     store_proxy: Proxy
     database: Database
     channel: Channel
-    outbox: Outbox
+    output_reader: OutputReader
     load: Load
     folder: Path
     rng: random.Random
@@ -391,7 +391,7 @@ class Stack:
         silent_since, seen, state = time.monotonic(), 0, ""
         answered: set[str] = set()
         while True:
-            came = [*self.outbox.results, *self.outbox.dead_letters]
+            came = [*self.output_reader.results, *self.output_reader.dead_letters]
             if len(came) > seen:
                 silent_since, seen = time.monotonic(), len(came)
             answered = {name_of(record) for record in came}
@@ -423,8 +423,8 @@ class Stack:
             self.load.asked.values(),
             log,
             [
-                *(answer_of(record, is_result=True) for record in self.outbox.results),
-                *(answer_of(record, is_result=False) for record in self.outbox.dead_letters),
+                *(answer_of(record, is_result=True) for record in self.output_reader.results),
+                *(answer_of(record, is_result=False) for record in self.output_reader.dead_letters),
             ],
             acknowledged=self.load.acknowledged,
             replaceable=self.replaceable,
@@ -466,7 +466,7 @@ class Stack:
         await client.start()
         try:
             resource = ConfigResource(
-                ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(_MOST_BYTES), **config}
+                ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(_MAX_BYTES), **config}
             )
             [response] = await client.alter_configs([resource])
             assert [error for error, *_ in response.resources] == [0], response
@@ -522,7 +522,7 @@ async def open_stack(
         channel = await open_now.enter_async_context(
             open_channel(cluster.bootstrap_servers, f"f{uuid4().hex[:8]}", copies=cluster.copies)
         )
-        outbox = await open_now.enter_async_context(Outbox(channel))
+        output_reader = await open_now.enter_async_context(OutputReader(channel))
         load = Load(cluster.bootstrap_servers, channel.input, events(), per_second=per_second)
         await load.producer.start()
         open_now.push_async_callback(load.close)
@@ -532,7 +532,7 @@ async def open_stack(
             store_proxy=servers.store_proxy,
             database=database,
             channel=channel,
-            outbox=outbox,
+            output_reader=output_reader,
             load=load,
             folder=folder,
             rng=rng,

@@ -133,9 +133,9 @@ async def make_some_slow(stack: Stack) -> None:
 
 async def one_slow_event(stack: Stack) -> None:
     """Its search takes longer than a search may, every time; those before and behind it are good."""
-    before = len(stack.outbox.dead_letters)
+    before = len(stack.output_reader.dead_letters)
     stack.load.send(next(_SLOW_EVENTS))
-    await stack.outbox.until(dead_letters=before + 1, seconds=60)
+    await stack.output_reader.until(dead_letters=before + 1, seconds=60)
 
 
 def slow_events() -> Iterator[Event]:

@@ -7,7 +7,7 @@ import sys
 from tests.fuzz.hunt import Hunt, hunt, our_judge
 from tests.fuzz.mutations import hostile
 
-_MOST_TOLD = 20
+_MAX_REPORTED = 20
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
 
     def tell(so_far: Hunt) -> None:
         nonlocal told
-        for number, broken in so_far.found[told : told + _MOST_TOLD]:
+        for number, broken in so_far.found[told : told + _MAX_REPORTED]:
             print(f"! message {number}: {broken}", flush=True)
         told = len(so_far.found)
         if so_far.inputs and so_far.inputs % 25_000 == 0:

@@ -18,7 +18,7 @@ __all__ = ["Broken", "Judge", "Verdict"]
 
 # Decoded, a message is larger than its bytes: `{},` is 3 bytes, and 72 as a dictionary in a list. Beside that, each
 # message may take what is there for small ones.
-MOST_TIMES = 40
+MAX_TIMES = 40
 FREE_BYTES = 192 * 1024
 # No speed is asserted: this is what a hang looks like, on any machine.
 HANG_SECONDS = 20.0
@@ -97,7 +97,7 @@ class Judge:
         if seconds > HANG_SECONDS:
             raise Broken(f"{seconds:.0f} s for {len(value)} bytes")
         times = max(0, peak - before - FREE_BYTES) / max(1, len(value))
-        if times > MOST_TIMES:
+        if times > MAX_TIMES:
             raise Broken(f"{peak - before} bytes of memory for a message of {len(value)}: {outcome}")
         if value[:1] == b"{" and len(value) <= _LONGEST_COMPARED:
             self._compare(value, outcome)

@@ -32,7 +32,7 @@ _UNITS = [
     *(b"0", b"-1", b"1.5", b"1e9", b"null", b"true", b'""', b'"a"', b'"\\u0000"', b"[]", b"{}", b"[[]]"),
     *(b'{"a":0}', b'{"a":[]}', b'"\xf0\x9f\x98\x80"', b'"\\ud83d\\ude00"'),
 ]
-_MOST_BOMB = 48 * 1024
+_MAX_BOMB = 48 * 1024
 _FIELDS = [field["name"] for field in QUERY_WRITER.schema["fields"]]
 
 
@@ -82,7 +82,7 @@ def _avro_lengths(rng: random.Random) -> bytes:
 
 
 def _lies(rng: random.Random) -> bytes:
-    size = rng.choice([0, 1, 3, 100, 3072, rng.randrange(_MOST_BOMB)])
+    size = rng.choice([0, 1, 3, 100, 3072, rng.randrange(_MAX_BOMB)])
     match rng.randrange(6):
         case 0:  # so many bytes or items
             return zigzag(rng.choice(_NUMBERS)) + rng.randbytes(min(size, 64))
@@ -113,7 +113,7 @@ def _avro_entries(rng: random.Random) -> bytes:
 def _json_repeated(rng: random.Random) -> bytes:
     """A field with many small things in it: elements, entries, or one in the other."""
     unit = rng.choice(_UNITS)
-    count = rng.randrange(1, _MOST_BOMB // len(unit))
+    count = rng.randrange(1, _MAX_BOMB // len(unit))
     match rng.randrange(4):
         case 0:
             bomb = b"[" + b",".join([unit] * count) + b"]"
@@ -131,7 +131,7 @@ def _json_repeated(rng: random.Random) -> bytes:
 
 def _json_numbers(rng: random.Random) -> bytes:
     """Numbers of many digits, large exponents, and forms that are none."""
-    digits = rng.choice([b"9", b"1", b"0"]) * rng.choice([1, 20, 64, 65, 400, 5000, _MOST_BOMB])
+    digits = rng.choice([b"9", b"1", b"0"]) * rng.choice([1, 20, 64, 65, 400, 5000, _MAX_BOMB])
     form = rng.choice(
         [b"%s", b"-%s", b"1.%s", b"0.%s", b"1e%s", b"1e-%s", b"%s.0", b"1E+%s", b"[%s]", b"%se5"]
     )

@@ -14,7 +14,7 @@ import pytest
 
 from streams.embedded.broker import EmbeddedBroker
 from tests.certificates import Certificates
-from tests.integration.harness import Channel, Outbox, Worker, open_channel
+from tests.integration.harness import Channel, OutputReader, Worker, open_channel
 from tests.integration.kafka.apache_kafka import ApacheKafka
 
 StartWorker = Callable[..., Worker]
@@ -69,9 +69,9 @@ async def channel(broker: EmbeddedBroker | ApacheKafka) -> AsyncIterator[Channel
 
 
 @pytest.fixture
-async def outbox(channel: Channel) -> AsyncIterator[Outbox]:
+async def output_reader(channel: Channel) -> AsyncIterator[OutputReader]:
     """What comes out on the output topic and the dead-letter topic of ``channel``."""
-    async with Outbox(channel) as opened:
+    async with OutputReader(channel) as opened:
         yield opened
 
 

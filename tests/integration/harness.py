@@ -35,7 +35,7 @@ __all__ = [
     "PARTITIONS",
     "Account",
     "Channel",
-    "Outbox",
+    "OutputReader",
     "Samples",
     "Worker",
     "account",
@@ -56,7 +56,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 PARTITIONS = 3
 # More than the largest bad input.
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 # Short clocks: a group of one waits this long for members that never come.
 _CLOCKS = {
@@ -114,7 +114,7 @@ class Channel:
 async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) -> AsyncIterator[Channel]:
     """Creates the topics as `anabranch topics` does, with so many replicas."""
     producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5, max_request_size=2 * _MOST_BYTES
+        bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5, max_request_size=2 * _MAX_BYTES
     )
     channel = Channel(bootstrap_servers, name, producer)
     specs = topic_specs(
@@ -123,7 +123,7 @@ async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) ->
         dead_letter_topic=channel.dead_letters,
         partitions=PARTITIONS,
         replication_factor=copies,
-        max_event_bytes=_MOST_BYTES,
+        max_event_bytes=_MAX_BYTES,
     )
     await create_topics({"bootstrap_servers": bootstrap_servers}, specs)
     await producer.start()
@@ -133,7 +133,7 @@ async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) ->
         await producer.stop()
 
 
-class Outbox:
+class OutputReader:
     """Reads results and dead letters into memory, in the background, from the beginning."""
 
     def __init__(self, channel: Channel) -> None:
@@ -149,7 +149,7 @@ class Outbox:
             self._channel.dead_letters,
             bootstrap_servers=self._channel.bootstrap_servers,
             auto_offset_reset="earliest",
-            max_partition_fetch_bytes=2 * _MOST_BYTES,
+            max_partition_fetch_bytes=2 * _MAX_BYTES,
         )
         await self._consumer.start()
         self._reading = asyncio.create_task(self._read(self._consumer))

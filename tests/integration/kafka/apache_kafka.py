@@ -28,7 +28,7 @@ __all__ = [
     "ApacheKafka",
     "KafkaCluster",
     "KafkaUnavailable",
-    "Seat",
+    "NodePorts",
     "free_ports",
     "jars",
 ]
@@ -63,8 +63,8 @@ process.roles=broker,controller
 node.id={node}
 controller.quorum.voters={voters}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},{others}CONTROLLER://127.0.0.1:{controller_port}{door}
-advertised.listeners={others}PLAINTEXT://127.0.0.1:{port}{advertised_door}
+listeners=PLAINTEXT://127.0.0.1:{port},{others}CONTROLLER://127.0.0.1:{controller_port}{proxy_listener}
+advertised.listeners={others}PLAINTEXT://127.0.0.1:{port}{advertised_proxy_port}
 inter.broker.listener.name=PLAINTEXT
 log.dirs={data}
 auto.create.topics.enable=false
@@ -99,19 +99,19 @@ class KafkaUnavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Seat:
+class NodePorts:
     """One broker's place in a cluster: everybody's ports are known before anybody starts.
 
     Attributes:
-        door: a second port for clients, the listener ``DOOR``; 0: none.
+        door: a second port for clients, the listener ``PROXY``; 0: none.
         advertised_door: where clients are told that it is: a proxy's port.
     """
 
     node: int
     port: int
     controller_port: int
-    door: int = 0
-    advertised_door: int = 0
+    proxy_listener: int = 0
+    advertised_proxy_port: int = 0
 
 
 class ApacheKafka:
@@ -133,31 +133,31 @@ class ApacheKafka:
         jars: Path,
         certificates: Certificates | None = None,
         *,
-        seat: Seat | None = None,
-        voters: Sequence[Seat] = (),
+        node_ports: NodePorts | None = None,
+        voters: Sequence[NodePorts] = (),
         settings: Mapping[str, str] | None = None,
         data: Path | None = None,
     ) -> None:
         self._jars = jars
         self._certificates = certificates
         self._listeners: dict[str, int] = {}
-        self._given_seat = seat
+        self._given_ports = node_ports
         self._voters = voters
         self._settings = dict(settings or {})
         self._given_data = data
         self._resources = ExitStack()
         self._folder: Path | None = None
-        self._seat = seat or Seat(1, 0, 0)
+        self._node_ports = node_ports or NodePorts(1, 0, 0)
         self._process: subprocess.Popen[bytes] | None = None
         self._log_began = 0
 
     @property
     def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self._seat.port}"
+        return f"127.0.0.1:{self._node_ports.port}"
 
     @property
-    def seat(self) -> Seat:
-        return self._seat
+    def node_ports(self) -> NodePorts:
+        return self._node_ports
 
     def listener(self, name: str) -> str:
         """Where one of the other listeners is."""
@@ -206,8 +206,8 @@ class ApacheKafka:
                     tempfile.TemporaryDirectory(prefix="anabranch-kafka-", ignore_cleanup_errors=True)
                 )
             )
-        if self._given_seat is None:
-            self._seat = Seat(1, *free_ports(2))
+        if self._given_ports is None:
+            self._node_ports = NodePorts(1, *free_ports(2))
         self._format(self._folder)
 
     def close(self) -> None:
@@ -286,15 +286,19 @@ class ApacheKafka:
         data.mkdir(exist_ok=True)
         names = () if self._certificates is None else tuple(_LISTENERS)
         self._listeners = dict(zip(names, free_ports(len(names)), strict=True))
-        voters = self._voters or [self._seat]
+        voters = self._voters or [self._node_ports]
         properties = folder / "server.properties"
         text = _PROPERTIES.format(
-            node=self._seat.node,
-            port=self._seat.port,
-            controller_port=self._seat.controller_port,
+            node=self._node_ports.node,
+            port=self._node_ports.port,
+            controller_port=self._node_ports.controller_port,
             voters=",".join(f"{voter.node}@127.0.0.1:{voter.controller_port}" for voter in voters),
-            door=f",DOOR://127.0.0.1:{self._seat.door}" if self._seat.door else "",
-            advertised_door=f",DOOR://127.0.0.1:{self._seat.advertised_door}" if self._seat.door else "",
+            proxy_listener=f",PROXY://127.0.0.1:{self._node_ports.proxy_listener}"
+            if self._node_ports.proxy_listener
+            else "",
+            advertised_proxy_port=f",PROXY://127.0.0.1:{self._node_ports.advertised_proxy_port}"
+            if self._node_ports.proxy_listener
+            else "",
             copies=min(3, len(voters)),
             in_sync=2 if len(voters) > 2 else 1,
             others="".join(f"{name}://{self.listener(name)}," for name in names),
@@ -368,19 +372,25 @@ class KafkaCluster:
         *,
         brokers: int,
         settings: Mapping[str, str] | None = None,
-        doors: Sequence[int] = (),
+        proxy_ports: Sequence[int] = (),
         data: Path | None = None,
     ) -> None:
         ports = iter(free_ports(3 * brokers))
-        seats = [
-            Seat(node, next(ports), next(ports), *((next(ports), doors[node - 1]) if doors else ()))
+        all_ports = [
+            NodePorts(
+                node, next(ports), next(ports), *((next(ports), proxy_ports[node - 1]) if proxy_ports else ())
+            )
             for node in range(1, brokers + 1)
         ]
         self.brokers = [
             ApacheKafka(
-                jars, seat=seat, voters=seats, settings=settings, data=data if seat.node == 1 else None
+                jars,
+                node_ports=node_ports,
+                voters=all_ports,
+                settings=settings,
+                data=data if node_ports.node == 1 else None,
             )
-            for seat in seats
+            for node_ports in all_ports
         ]
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.conftest import Database
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query
+from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query
 
 # What an installation has that sets nothing.
 _DEFAULT_CLOCKS = {
@@ -32,7 +32,7 @@ async def send(channel: Channel, asked: dict[str, bytes]) -> None:
 async def test_another_worker_joins_and_takes_over_in_time(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -43,7 +43,7 @@ async def test_another_worker_joins_and_takes_over_in_time(
 
     async def keep_busy() -> None:
         while not over.is_set():
-            if len(asked) - len(outbox.results) < 200:
+            if len(asked) - len(output_reader.results) < 200:
                 more = events(100)
                 asked.update(more)
                 await send(channel, more)
@@ -52,22 +52,22 @@ async def test_another_worker_joins_and_takes_over_in_time(
     first = start_worker(database.worker, **_DEFAULT_CLOCKS)
     await first.until_ready()
     busy = asyncio.create_task(keep_busy())
-    await outbox.until(results=100)
+    await output_reader.until(results=100)
     second = start_worker(database.worker, **_DEFAULT_CLOCKS)
     await second.until_ready()
-    joined = len(outbox.results)
-    await outbox.until(results=joined + 200)
+    joined = len(output_reader.results)
+    await output_reader.until(results=joined + 200)
     for worker in (first, second):
         assert (await worker.scrape()).value("anabranch_events_total", outcome="answered") > 0
-    by_joining = account(asked, outbox.results).repeats
+    by_joining = account(asked, output_reader.results).repeats
     over.set()
     await busy
     began = time.monotonic()
     first.kill()
-    await outbox.until_answered(set(asked), seconds=40)
+    await output_reader.until_answered(set(asked), seconds=40)
     seconds = time.monotonic() - began
 
-    outcome = account(asked, outbox.results)
+    outcome = account(asked, output_reader.results)
     figures(
         f"{outcome}, {by_joining} of them by joining; joined after {joined} results;"
         f" everything answered {seconds:.1f} s after kill -9 (promised: 15 s)"
@@ -78,4 +78,4 @@ async def test_another_worker_joins_and_takes_over_in_time(
     assert outcome.repeats <= 200
     assert seconds > 5  # it was in the middle of its work
     assert seconds < 25  # what is promised, and what a busy machine may add
-    assert outbox.dead_letters == []
+    assert output_reader.dead_letters == []

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.conftest import Database
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query, until
+from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query, until
 from tests.integration.kafka import act_once
 
 
@@ -21,7 +21,7 @@ async def test_a_consumer_acts_once_on_each_answer(
     *,
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
     figures: Callable[[str], None],
@@ -54,13 +54,13 @@ async def test_a_consumer_acts_once_on_each_answer(
         await worker.until_ready()
         await channel.send_all([(value, event_id.encode()) for event_id, value in asked.items()])
         for killed in range(1, 5):
-            await outbox.until(results=200 * killed)
+            await output_reader.until(results=200 * killed)
             worker.kill()
             worker = start_worker(database.worker)
             consumer.kill()
             consumer.wait()
             consumer = start_consumer()
-        await outbox.until_answered(set(asked), seconds=120)
+        await output_reader.until_answered(set(asked), seconds=120)
         deadline = asyncio.get_running_loop().time() + 90
         while {str(event_id) for event_id in acts} != set(asked):
             assert consumer.poll() is None, log_file.read_text()
@@ -72,7 +72,7 @@ async def test_a_consumer_acts_once_on_each_answer(
         # To the end of the topic: the last repeats may come after the last act.
         seen = {row[0] for row in await own.fetch("SELECT result_id FROM deliveries")}
         assert len(seen) == len(asked)
-        outcome = account(asked, outbox.results)
+        outcome = account(asked, output_reader.results)
         total, deliveries = await own.fetchrow(
             "SELECT (SELECT count(*) FROM acts), (SELECT count(*) FROM deliveries)"
         ) or (0, 0)

@@ -15,12 +15,12 @@ from streams.core.errors import UnknownProfile
 from streams.wire.deadletter import error_headers
 from tests.conftest import Database
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, query
+from tests.integration.harness import Channel, OutputReader, Worker, as_avro, as_json, query
 from tests.integration.kafka.test_sizes import set_most_bytes
 from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
     GONE,
-    Inbox,
-    inbox,
+    InputReader,
+    input_reader,
     letters,
     put_aside,
     replay,
@@ -28,12 +28,12 @@ from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
 )
 
 _MIB = 1024 * 1024
-_MOST_OVERHEAD = 100
+_MAX_OVERHEAD = 100
 VECTOR = unit_vectors(1, 1)[0]
 
 
 async def test_what_an_outage_put_aside_is_answered_after_it(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
     worker = start_worker(
@@ -54,61 +54,61 @@ async def test_what_an_outage_put_aside_is_answered_after_it(
             event = query(VECTOR)
             asked.add(event["event_id"])
             await channel.send(as_avro(event), b"key", [("traceparent", b"00-1-2-01")])
-        await until_letters(outbox, 10)
+        await until_letters(output_reader, 10)
         await admin.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true")
     finally:
         await admin.close()
     await worker.until_ready(seconds=20)
     code, done = await replay(channel, "--apply", "--code", "store_unavailable", "--since", "10m")
     assert (code, done["replay"]) == (0, 10)
-    await outbox.until_answered(asked, seconds=30)
-    assert len(outbox.results) == len(asked)
-    assert all(record.headers[0] == ("traceparent", b"00-1-2-01") for record in outbox.results)
+    await output_reader.until_answered(asked, seconds=30)
+    assert len(output_reader.results) == len(asked)
+    assert all(record.headers[0] == ("traceparent", b"00-1-2-01") for record in output_reader.results)
     code, again = await replay(channel, "--apply")
     assert (code, again["replay"], again["already"]) == (0, 0, 10)
 
 
 async def test_the_largest_event_comes_back(
     channel: Channel,
-    outbox: Outbox,
-    inbox: Inbox,  # noqa: F811
+    output_reader: OutputReader,
+    input_reader: InputReader,  # noqa: F811
     start_worker: Callable[..., Worker],
 ) -> None:
     """Without its marks it filled what the input topic takes. Only noise has no room for them."""
     worker = start_worker("postgresql://worker@127.0.0.1:1/nowhere")
     await worker.until_ready(ready=False)
-    largest = 4 * _MIB - _MOST_OVERHEAD
+    largest = 4 * _MIB - _MAX_OVERHEAD
     event = as_json(query(VECTOR, k="x"))
     noise = random.Random(7).randbytes(largest)
     await channel.send(event + b" " * (largest - len(event)), partition=0)
     await channel.send(noise, partition=0)
     await channel.send(event, partition=0)
-    await until_letters(outbox, 3)
+    await until_letters(output_reader, 3)
     await worker.terminate()
     code, done = await replay(channel, "--apply")
     assert code == 1
     assert (done["replay"], done["too_large"]) == (2, 1)
-    await inbox.until(5)
+    await input_reader.until(5)
     await set_most_bytes(channel, channel.input, 4 * _MIB + DEAD_LETTER_MARGIN_BYTES)
     code, done = await replay(channel, "--apply")
     assert (code, done["replay"], done["already"]) == (0, 1, 2)
-    await inbox.until(6)
-    sent, came = inbox.records[:3], inbox.records[3:]
+    await input_reader.until(6)
+    sent, came = input_reader.records[:3], input_reader.records[3:]
     assert sorted(record.value for record in sent) == sorted(record.value for record in came)
-    assert set(inbox.sources.values()) == {1}
-    assert len(letters(outbox)) == 3
+    assert set(input_reader.sources.values()) == {1}
+    assert len(letters(output_reader)) == 3
 
 
 async def test_a_log_with_holes_is_read_to_its_end(
     channel: Channel,
-    inbox: Inbox,  # noqa: F811
+    input_reader: InputReader,  # noqa: F811
 ) -> None:
     """Records that retention has removed, and a transaction's markers, which are no records but have offsets."""
     for number in range(10):
         await put_aside(channel, GONE, b"%d" % number, partition=0)
     code, _ = await replay(channel, "--apply", "--until", "0s")
     assert code == 0
-    await inbox.until(10)
+    await input_reader.until(10)
     for number in range(10, 20):
         await put_aside(channel, GONE, b"%d" % number, partition=0)
     admin = AIOKafkaAdminClient(bootstrap_servers=channel.bootstrap_servers)
@@ -138,16 +138,16 @@ async def test_a_log_with_holes_is_read_to_its_end(
     assert (code, shown["replay"], shown["already"]) == (0, 11, 5)
     code, done = await replay(channel, "--apply", "--rate", "1000")
     assert (code, done["replay"], done["already"], done["gone"]) == (0, 11, 5, 0)
-    await inbox.until(10 + 1 + 11)
+    await input_reader.until(10 + 1 + 11)
     assert sorted(
-        int(record.value) for record in inbox.records if record.value != b"somebody else's"
+        int(record.value) for record in input_reader.records if record.value != b"somebody else's"
     ) == list(range(21))
 
 
 @pytest.mark.parametrize("rate", [10.0])
 async def test_no_faster_than_it_is_told(
     channel: Channel,
-    inbox: Inbox,  # noqa: F811
+    input_reader: InputReader,  # noqa: F811
     rate: float,
 ) -> None:
     """By the records' own timestamps: a lower bound, which a busy machine does not break."""
@@ -155,7 +155,7 @@ async def test_no_faster_than_it_is_told(
         await put_aside(channel, GONE, b"%d" % number, partition=number % 3)
     code, done = await replay(channel, "--apply", "--rate", str(rate))
     assert (code, done["replay"]) == (0, 31)
-    await inbox.until(31)
-    stamps = sorted(record.timestamp for record in inbox.records)
+    await input_reader.until(31)
+    stamps = sorted(record.timestamp for record in input_reader.records)
     assert stamps[-1] - stamps[0] >= 30 / rate * 1000 - 100
     await asyncio.sleep(0)

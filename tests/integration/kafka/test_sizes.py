@@ -17,12 +17,21 @@ from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import ResultTooLarge
 from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_json, query, read_result, until
+from tests.integration.harness import (
+    Channel,
+    OutputReader,
+    Worker,
+    anabranch,
+    as_json,
+    query,
+    read_result,
+    until,
+)
 from tests.integration.kafka.apache_kafka import ApacheKafka
 
 _MIB = 1024 * 1024
 # A batch with one record in it: its own header, and the record's lengths and timestamps.
-_MOST_OVERHEAD = 100
+_MAX_OVERHEAD = 100
 DAY_MS = 24 * 60 * 60 * 1000
 VECTOR = unit_vectors(1, 3)[0]
 
@@ -30,14 +39,14 @@ VECTOR = unit_vectors(1, 3)[0]
 async def test_the_largest_event_that_comes_in_fits_the_dead_letter_topic(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
     worker = start_worker(database.worker, ANABRANCH_RETRY_MAX_SECONDS="1")
     await worker.until_ready()
     headers = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
-    largest = 4 * _MIB - _MOST_OVERHEAD - sum(len(name) + len(value) for name, value in headers)
+    largest = 4 * _MIB - _MAX_OVERHEAD - sum(len(name) + len(value) for name, value in headers)
     with pytest.raises(MessageSizeTooLargeError):
         await channel.send(b"\xff" * (4 * _MIB), headers=headers)
     # It is put aside with headers of its own: in a topic no larger than the input's it has no room. Nothing is
@@ -54,25 +63,25 @@ async def test_the_largest_event_that_comes_in_fits_the_dead_letter_topic(
     ):
         sent[await channel.send(value, key, headers)] = key, value
     await until(lambda: "does not take a dead letter" in worker.log, lambda: worker.log, seconds=20)
-    assert outbox.dead_letters == []
+    assert output_reader.dead_letters == []
     assert worker.is_ready()
     await set_most_bytes(channel, channel.dead_letters, 4 * _MIB + DEAD_LETTER_MARGIN_BYTES)
-    await outbox.until(dead_letters=len(sent), seconds=30)
+    await output_reader.until(dead_letters=len(sent), seconds=30)
 
-    for record in outbox.dead_letters:
+    for record in output_reader.dead_letters:
         told = dict(record.headers)
         origin = int(told["__connect.errors.partition"]), int(told["__connect.errors.offset"])
         assert (record.key, record.value) == sent.pop(origin)
         assert list(record.headers[:1]) == headers
     assert sent == {}
-    assert outbox.results == []
+    assert output_reader.results == []
     figures(f"{largest:,} bytes of {4 * _MIB:,}")
 
 
 async def test_a_result_that_the_output_topic_does_not_take_is_dead_lettered(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -103,16 +112,18 @@ async def test_a_result_that_the_output_topic_does_not_take_is_dead_lettered(
         if not is_big:
             answered.add(event["event_id"])
     await channel.send_all(values)
-    await outbox.until(results=180, dead_letters=20, seconds=30)
+    await output_reader.until(results=180, dead_letters=20, seconds=30)
 
-    assert {str(read_result(record.value)["event_id"]) for record in outbox.results} == answered
-    assert sorted(record.value or b"" for record in outbox.dead_letters) == sorted(
+    assert {str(read_result(record.value)["event_id"]) for record in output_reader.results} == answered
+    assert sorted(record.value or b"" for record in output_reader.dead_letters) == sorted(
         value for value, key in values if key == b"big"
     )
-    assert {dict(record.headers)["anabranch.error.code"] for record in outbox.dead_letters} == {
+    assert {dict(record.headers)["anabranch.error.code"] for record in output_reader.dead_letters} == {
         b"result_too_large"
     }
-    assert {dict(record.headers)["__connect.errors.stage"] for record in outbox.dead_letters} == {b"publish"}
+    assert {dict(record.headers)["__connect.errors.stage"] for record in output_reader.dead_letters} == {
+        b"publish"
+    }
     samples = await worker.scrape()
     assert samples.nonzero("anabranch_dead_letters_total") == {("result_too_large",): 20}
     figures("20 results too large among 180 that are not")
@@ -130,7 +141,7 @@ async def test_records_that_fit_alone_fit_together(channel: Channel) -> None:
     )
     await publisher.on_start()
     try:
-        for size in (100, 3_000, most - _MOST_OVERHEAD):
+        for size in (100, 3_000, most - _MAX_OVERHEAD):
             await asyncio.gather(
                 *(publisher.publish(channel.output, b"key", b"x" * size, []) for _ in range(200))
             )

@@ -13,7 +13,7 @@ from tests.certificates import Certificates
 from tests.conftest import Database
 from tests.disclosure import assert_silent
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_avro, query, until
+from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query, until
 from tests.integration.kafka.apache_kafka import MECHANISMS, PASSWORD, USER, ApacheKafka
 
 pytestmark = pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_a_worker_answers(
     certificates: Certificates,
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
 ) -> None:
@@ -109,8 +109,8 @@ async def test_a_worker_answers(
     await channel.send(as_avro(event))
     await channel.send(b"noise")
     await worker.until_ready()
-    await outbox.until_answered({event["event_id"]}, seconds=30)
-    await outbox.until(dead_letters=1)
+    await output_reader.until_answered({event["event_id"]}, seconds=30)
+    await output_reader.until(dead_letters=1)
     code, _ = await worker.terminate()
     assert code == 0
     silent(worker.log)
@@ -174,7 +174,7 @@ async def test_every_command_goes_that_way_and_secrets_stay_where_they_were_put(
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """A way that leads nowhere, and what is said of it."""
 
     way: Way
@@ -182,54 +182,54 @@ class Refusal:
     setting: str
 
 
-def refusals() -> dict[str, Refusal]:
+def refusals() -> dict[str, Rejection]:
     wrong = {"KAFKA_SASL_PASSWORD": WRONG}
     right = {"KAFKA_SASL_PASSWORD": PASSWORD}
     tls = login("SCRAM-SHA-512")
     clear = login("SCRAM-SHA-512", "SASL_PLAINTEXT")
     return {
         **{
-            f"wrong password, {mechanism}": Refusal(
+            f"wrong password, {mechanism}": Rejection(
                 Way("SASL_SSL", {**login(mechanism), **wrong}),
                 f"refuses the login by {mechanism}",
                 "KAFKA_SASL_PASSWORD",
             )
             for mechanism in MECHANISMS
         },
-        "no such user": Refusal(
+        "no such user": Rejection(
             Way("SASL_SSL", {**tls, **right, "KAFKA_SASL_USERNAME": "nobody"}),
             "refuses the login",
             "KAFKA_SASL_USERNAME",
         ),
-        "another authority": Refusal(
+        "another authority": Rejection(
             Way("SASL_SSL", {**tls, **right}, authority="stranger"), "known authority", "KAFKA_SSL_CAFILE"
         ),
-        "the system's authorities": Refusal(
+        "the system's authorities": Rejection(
             Way("SSL", TLS, authority=None), "known authority", "KAFKA_SSL_CAFILE"
         ),
-        "another host's certificate": Refusal(
+        "another host's certificate": Rejection(
             Way("ELSEWHERE", TLS), "another host's", "KAFKA_BOOTSTRAP_SERVERS"
         ),
-        "an expired certificate": Refusal(Way("EXPIRED", TLS), "its certificate has expired", "renew it"),
-        "plain, where TLS is spoken": Refusal(
+        "an expired certificate": Rejection(Way("EXPIRED", TLS), "its certificate has expired", "renew it"),
+        "plain, where TLS is spoken": Rejection(
             Way("SSL", {}, authority=None), "it speaks TLS", "KAFKA_SECURITY_PROTOCOL"
         ),
-        "a login in the clear, where TLS is spoken": Refusal(
+        "a login in the clear, where TLS is spoken": Rejection(
             Way("SASL_SSL", {**clear, **right}, authority=None), "it speaks TLS", "KAFKA_SECURITY_PROTOCOL"
         ),
-        "TLS, where it is not spoken": Refusal(
+        "TLS, where it is not spoken": Rejection(
             Way("PLAINTEXT", TLS), "does not speak TLS", "KAFKA_SECURITY_PROTOCOL"
         ),
-        "no login, where one is wanted": Refusal(
+        "no login, where one is wanted": Rejection(
             Way("SASL_SSL", TLS), "wants a login (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512)", "KAFKA_SASL_USERNAME"
         ),
-        "a login, where there is none": Refusal(
+        "a login, where there is none": Rejection(
             Way("SSL", {**tls, **right}), "has no login at this port", "KAFKA_SECURITY_PROTOCOL"
         ),
-        "no client certificate": Refusal(
+        "no client certificate": Rejection(
             Way("MUTUAL", TLS), "wants a client certificate", "KAFKA_SSL_CERTFILE"
         ),
-        "a stranger's client certificate": Refusal(
+        "a stranger's client certificate": Rejection(
             Way("MUTUAL", TLS, client=("worker", None, False)),
             "refuses the client certificate",
             "KAFKA_SSL_CERTFILE",
@@ -237,7 +237,7 @@ def refusals() -> dict[str, Refusal]:
     }
 
 
-def is_told(line: str, explain: Refusal) -> None:
+def is_told(line: str, explain: Rejection) -> None:
     assert explain.told in line, line
     assert explain.setting in line, line
 
@@ -310,7 +310,7 @@ async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
     certificates: Certificates,
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
 ) -> None:
@@ -322,7 +322,7 @@ async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
     await worker.until_ready()
     first = query(VECTOR)
     await channel.send(as_avro(first))
-    await outbox.until_answered({first["event_id"]}, seconds=30)
+    await output_reader.until_answered({first["event_id"]}, seconds=30)
 
     told = "it refuses the login by SCRAM-SHA-512; check KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
     await asyncio.to_thread(kafka.set_password, WRONG)
@@ -338,7 +338,7 @@ async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
         assert await asyncio.to_thread(worker.is_live)
     finally:
         await asyncio.to_thread(kafka.set_password, PASSWORD)
-    await outbox.until_answered({second["event_id"]}, seconds=60)
+    await output_reader.until_answered({second["event_id"]}, seconds=60)
     await worker.until_ready(seconds=60)
     silent(worker.log)
 
@@ -361,7 +361,7 @@ async def test_nothing_secret_is_logged_at_any_level(
     certificates: Certificates,
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
 ) -> None:
@@ -382,7 +382,7 @@ async def test_nothing_secret_is_logged_at_any_level(
     await worker.until_ready(seconds=60)
     event = query(VECTOR)
     await channel.send(as_avro(event))
-    await outbox.until_answered({event["event_id"]}, seconds=30)
+    await output_reader.until_answered({event["event_id"]}, seconds=30)
     await worker.terminate()
     assert re.search(r"DEBUG +Request to .*: Metadata", worker.log), worker.log[:2000]
     assert "SaslHandShakeRequest" in worker.log

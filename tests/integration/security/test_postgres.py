@@ -17,7 +17,7 @@ from tests.certificates import Certificates, Identity
 from tests.conftest import Database, PostgresServer, unavailable
 from tests.disclosure import assert_silent
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, anabranch, as_avro, query
+from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query
 from tests.integration.maven import Unresolved
 from tests.integration.tls_postgres import ACCOUNT, install, tls_postgres
 
@@ -90,7 +90,7 @@ async def test_everything_goes_by_a_verified_connection(
     tls: TlsServer,
     secure: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
 ) -> None:
@@ -106,7 +106,7 @@ async def test_everything_goes_by_a_verified_connection(
     await worker.until_ready()
     event = query(VECTOR, profile="docs")
     await channel.send(as_avro(event))
-    await outbox.until_answered({event["event_id"]}, seconds=30)
+    await output_reader.until_answered({event["event_id"]}, seconds=30)
     monitor = await asyncpg.connect(secure.admin)
     try:
         encrypted = await monitor.fetch(
@@ -146,7 +146,11 @@ async def test_everything_goes_by_a_verified_connection(
 
 
 async def test_a_worker_that_has_a_certificate_instead_of_a_password(
-    tls: TlsServer, secure: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    tls: TlsServer,
+    secure: Database,
+    channel: Channel,
+    output_reader: OutputReader,
+    start_worker: Callable[..., Worker],
 ) -> None:
     await load(secure.writer, tiny_corpus())
     tls.server._execute(
@@ -159,7 +163,7 @@ async def test_a_worker_that_has_a_certificate_instead_of_a_password(
     worker = start_worker(f"{with_certificate}&sslpassword={quote(PASSPHRASE, safe='')}")
     event = query(VECTOR)
     await channel.send(as_avro(event))
-    await outbox.until_answered({event["event_id"]}, seconds=30)
+    await output_reader.until_answered({event["event_id"]}, seconds=30)
     silent(worker.log)
 
     strange = tls.certificates.client("by_certificate", trusted=False)

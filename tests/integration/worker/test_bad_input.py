@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from tests.bad_inputs import BAD_INPUTS
 from tests.conftest import Database
 from tests.integration.corpora import unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, event_id_of, query
+from tests.integration.harness import Channel, OutputReader, Worker, as_avro, as_json, event_id_of, query
 
 MODEL = "all-mpnet-base-v2"
 VECTOR = unit_vectors(1, 3)[0]
@@ -33,7 +33,7 @@ def meaningless() -> list[tuple[str, bytes, str]]:
 async def test_each_kind_becomes_one_dead_letter(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -57,11 +57,11 @@ async def test_each_kind_becomes_one_dead_letter(
         event = query(VECTOR)
         await channel.send(as_json(event), b"good", partition=partition)
         good.add(event["event_id"])
-    await outbox.until_answered(good, seconds=60)
-    await outbox.until(dead_letters=len(sent))
+    await output_reader.until_answered(good, seconds=60)
+    await output_reader.until(dead_letters=len(sent))
 
     faults = []
-    for record in outbox.dead_letters:
+    for record in output_reader.dead_letters:
         headers = dict(record.headers[len(HEADERS) :])
         origin = int(headers["__connect.errors.partition"]), int(headers["__connect.errors.offset"])
         if origin not in sent:
@@ -91,8 +91,8 @@ async def test_each_kind_becomes_one_dead_letter(
         ]
     faults += [f"{name}: no dead letter" for name, *_ in sent.values()]
     assert faults == []
-    assert sorted(map(event_id_of, outbox.results)) == sorted(good)  # each once
-    assert all(record.key == b"good" for record in outbox.results)
+    assert sorted(map(event_id_of, output_reader.results)) == sorted(good)  # each once
+    assert all(record.key == b"good" for record in output_reader.results)
 
     samples = await worker.scrape()
     tombstones = samples.value("anabranch_events_total", outcome="skipped")

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load
-from tests.integration.harness import Channel, Outbox, Worker, as_avro, query, read_result
+from tests.integration.harness import Channel, OutputReader, Worker, as_avro, query, read_result
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
@@ -58,7 +58,7 @@ def distinct(documents: Sequence[str]) -> list[str]:
 async def test_it_finds_what_exact_search_finds(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -97,12 +97,12 @@ async def test_it_finds_what_exact_search_finds(
     await channel.send_all(
         [(as_avro(event), query_id.encode()) for event, query_id in zip(events, queries, strict=True)]
     )
-    await outbox.until(results=len(events))
+    await output_reader.until(results=len(events))
 
     exact = np.argsort(-(asked @ vectors.T), axis=1, kind="stable")
     recall, ours, theirs = [], [], []
     place = {query_id: number for number, query_id in enumerate(queries)}
-    for record in outbox.results:
+    for record in output_reader.results:
         assert record.key is not None
         query_id = record.key.decode()
         nearest = exact[place[query_id]]

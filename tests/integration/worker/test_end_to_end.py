@@ -12,7 +12,7 @@ from streams.tokens import count_tokens
 from tests.bad_inputs import valid_event
 from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, as_avro, as_json, query, read_result
+from tests.integration.harness import Channel, OutputReader, Worker, as_avro, as_json, query, read_result
 from tests.integration.oracle import expected_result, numpy_distances
 
 RNG = random.Random(20)
@@ -103,7 +103,7 @@ HEADERS: list[list[tuple[str, bytes | None]]] = [
 async def test_results_equal_exact_search(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
 ) -> None:
     corpus = small_corpus()
@@ -116,12 +116,12 @@ async def test_results_equal_exact_search(
         value = as_avro(event) if number % 2 else as_json(event)
         await channel.send(value, key, headers)
         sent[event["event_id"]] = (event, key, headers)
-    await outbox.until(results=len(sent))
+    await output_reader.until(results=len(sent))
 
-    assert outbox.dead_letters == []
-    assert len(outbox.results) == len(sent)
+    assert output_reader.dead_letters == []
+    assert len(output_reader.results) == len(sent)
     returned = 0
-    for record in outbox.results:
+    for record in output_reader.results:
         result = read_result(record.value)
         event, key, headers = sent.pop(str(result["event_id"]))
         assert record.key == key
@@ -158,13 +158,13 @@ def assert_equal(result: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 async def test_every_field_of_an_event_is_carried(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await start_worker(database.worker).until_ready()
     event = valid_event(event_id="6F1C2F5E-8F0B-4D6A-9D43-0A7C1F2E3B4D")
     await channel.send(as_json(event), b"key")
-    await outbox.until(results=1)
-    result = read_result(outbox.results[0].value)
+    await output_reader.until(results=1)
+    result = read_result(output_reader.results[0].value)
     for name in ("query_hash", "embedding_model", "profile", "token_budget", "similarity_threshold"):
         assert result[name] == event[name]
     assert str(result["event_id"]) == event["event_id"].lower()

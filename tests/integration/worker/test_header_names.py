@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.conftest import Database
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, as_avro, query
+from tests.integration.harness import Channel, OutputReader, Worker, as_avro, query
 
 # aiokafka's own builder, in Python, asks the name for its bytes.
 _SEND = """
@@ -30,7 +30,7 @@ asyncio.run(send())
 
 
 async def test_a_name_that_is_no_utf_8_stops_nothing(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
     worker = start_worker(database.worker)
@@ -45,9 +45,9 @@ async def test_a_name_that_is_no_utf_8_stops_nothing(
     events = [query(unit_vectors(1, 1)[0]) for _ in range(6)]
     for number, event in enumerate(events):
         await channel.send(as_avro(event), partition=number % 3)
-    await outbox.until_answered({event["event_id"] for event in events}, seconds=30)
-    await outbox.until(dead_letters=1)
-    [letter] = outbox.dead_letters
+    await output_reader.until_answered({event["event_id"] for event in events}, seconds=30)
+    await output_reader.until(dead_letters=1)
+    [letter] = output_reader.dead_letters
     assert letter.value == b"{}"
     assert letter.headers[0] == ("\\xff", b"")
     assert worker.process.poll() is None

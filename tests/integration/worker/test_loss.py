@@ -11,7 +11,7 @@ import asyncpg
 
 from tests.conftest import Database
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query, until
+from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query, until
 
 
 def events(count: int) -> dict[str, bytes]:
@@ -26,7 +26,7 @@ def events(count: int) -> dict[str, bytes]:
 async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -37,7 +37,7 @@ async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
     await first.until_ready()
     records = [(value, event_id.encode()) for event_id, value in asked.items()]
     await channel.send_all(records[:100])
-    await outbox.until(results=100)
+    await output_reader.until(results=100)
     maintenance = await asyncpg.connect(database.admin)
     try:
         async with maintenance.transaction():
@@ -51,13 +51,13 @@ async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
             code, seconds = await first.terminate()
     finally:
         await maintenance.close()
-    answered = len(outbox.results)
+    answered = len(output_reader.results)
     second = start_worker(database.worker)
     await second.until_ready()
-    await outbox.until_answered(set(asked), seconds=60)
-    await until(lambda: len(outbox.results) >= 400, lambda: "", seconds=5)
+    await output_reader.until_answered(set(asked), seconds=60)
+    await until(lambda: len(output_reader.results) >= 400, lambda: "", seconds=5)
 
-    outcome = account(asked, outbox.results)
+    outcome = account(asked, output_reader.results)
     figures(f"{outcome}; exit code {code} {seconds:.1f} s after SIGTERM, with eight searches that hang")
     assert answered == 100
     assert code == 0
@@ -69,7 +69,7 @@ async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
 async def test_an_event_that_is_overtaken_is_not_committed_past(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -87,15 +87,15 @@ async def test_an_event_that_is_overtaken_is_not_committed_past(
         asked.add(event["event_id"])
         await channel.send(as_avro(event), partition=number % 3)
     # Eight are in work, one to three of them slow, as they were fetched; the others can be done.
-    await outbox.until(results=5, seconds=4)
+    await output_reader.until(results=5, seconds=4)
     await asyncio.sleep(1)  # several commits
-    done = len(outbox.results)
+    done = len(output_reader.results)
     first.kill()
     second = start_worker(database.worker)
     await second.until_ready()
-    await outbox.until_answered(asked, seconds=30)
+    await output_reader.until_answered(asked, seconds=30)
 
-    outcome = account(asked, outbox.results)
+    outcome = account(asked, output_reader.results)
     figures(f"{outcome}")
     assert outcome.lost == []
     assert done <= 7
@@ -105,7 +105,7 @@ async def test_an_event_that_is_overtaken_is_not_committed_past(
 async def test_a_rebalance_gives_up_on_what_does_not_end_and_loses_nothing(
     database: Database,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -127,13 +127,13 @@ async def test_a_rebalance_gives_up_on_what_does_not_end_and_loses_nothing(
         )
         asked.add(event["event_id"])
         await channel.send(as_avro(event), partition=number % 3)
-    await outbox.until(results=5, seconds=4)
+    await output_reader.until(results=5, seconds=4)
     second = start_worker(database.worker)
     joined = await second.until_ready()
-    await outbox.until_answered(asked, seconds=60)
+    await output_reader.until_answered(asked, seconds=60)
 
-    outcome = account(asked, outbox.results)
+    outcome = account(asked, output_reader.results)
     figures(f"{outcome}; {slow} of them slower than the drain; the other member joined in {joined:.1f} s")
     assert outcome.lost == []
-    assert outbox.dead_letters == []
+    assert output_reader.dead_letters == []
     assert outcome.repeats <= 16  # what was in work, twice over

@@ -14,7 +14,7 @@ from tests.conftest import PostgresServer
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import (
     Channel,
-    Outbox,
+    OutputReader,
     Samples,
     Worker,
     account,
@@ -101,7 +101,7 @@ class Load:
 async def test_an_outage_is_seen_survived_and_counted(
     own_postgres: PostgresServer,
     channel: Channel,
-    outbox: Outbox,
+    output_reader: OutputReader,
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
@@ -113,35 +113,35 @@ async def test_an_outage_is_seen_survived_and_counted(
     await worker.until_ready()
     events = Load(channel)
     await events.send(100)
-    await outbox.until(results=50)
+    await output_reader.until(results=50)
 
     # The outage comes in the middle of the work, as a crash.
     sending = asyncio.create_task(events.send(300))
-    await outbox.until(results=120)
+    await output_reader.until(results=120)
     await asyncio.to_thread(own_postgres.embedded.stop, "immediate")
     down_after = await worker.until_ready(ready=False, seconds=10)
     assert await asyncio.to_thread(worker.is_live)
     await sending
     await asyncio.sleep(1)
-    answered = len(outbox.results)
+    answered = len(output_reader.results)
     during = await worker.scrape()
     assert during.total("anabranch_consumer_lag") > 0
     assert during.value("anabranch_in_flight_events") == 8
     await asyncio.sleep(2)
-    assert len(outbox.results) == answered  # nothing is made up
+    assert len(output_reader.results) == answered  # nothing is made up
     assert not await asyncio.to_thread(worker.is_ready)
     assert await asyncio.to_thread(worker.is_live)
 
     await asyncio.to_thread(own_postgres.embedded.start)
     up_after = await worker.until_ready(seconds=15)
     assert await asyncio.to_thread(worker.is_live)
-    await outbox.until_answered(set(events.asked), seconds=60)
-    await outbox.until(dead_letters=events.bad.total())
+    await output_reader.until_answered(set(events.asked), seconds=60)
+    await output_reader.until(dead_letters=events.bad.total())
 
-    outcome = account(events.asked, outbox.results)
+    outcome = account(events.asked, output_reader.results)
     assert (outcome.lost, outcome.strange, outcome.repeats) == ([], [], 0)
     samples = await settled(worker)
-    agree(samples, events, outbox)
+    agree(samples, events, output_reader)
     retries = samples.value("anabranch_retries_total", cause="store_unavailable")
     figures(
         f"{outcome}; not ready {down_after:.1f} s after the crash, ready {up_after:.1f} s after the restart,"
@@ -162,10 +162,10 @@ async def settled(worker: Worker) -> Samples:
         await asyncio.sleep(0.1)
 
 
-def agree(samples: Samples, events: Load, outbox: Outbox) -> None:
+def agree(samples: Samples, events: Load, output_reader: OutputReader) -> None:
     """Every metric is there, with the labels it should have and the numbers that were sent."""
     assert samples.labels() == METRICS
-    results = [read_result(record.value) for record in outbox.results]
+    results = [read_result(record.value) for record in output_reader.results]
     answered = len(events.asked)
     assert samples.all("anabranch_events_total") == {
         ("answered",): answered,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.integration.corpora import unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, as_json, query
+from tests.integration.harness import Channel, OutputReader, Worker, as_json, query
 
 pytestmark = [
     pytest.mark.usefixtures("channel"),
@@ -56,7 +56,7 @@ async def test_a_port_that_is_taken(start_worker: Callable[..., Worker]) -> None
 
 
 async def test_a_role_that_row_level_security_does_not_hold(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await channel.send(as_json(query(unit_vectors(1, 1)[0])))
     for dsn in (database.admin, database.owner):
@@ -65,7 +65,7 @@ async def test_a_role_that_row_level_security_does_not_hold(
         assert len(worker.log.splitlines()) == 1, worker.log
         assert "role" in worker.log
         assert "correct horse" not in worker.log
-    assert (outbox.results, outbox.dead_letters) == ([], [])
+    assert (output_reader.results, output_reader.dead_letters) == ([], [])
 
 
 async def test_a_store_that_is_not_there_is_waited_for(start_worker: Callable[..., Worker]) -> None:

@@ -20,7 +20,7 @@ from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import (
     PARTITIONS,
     Channel,
-    Outbox,
+    OutputReader,
     Worker,
     anabranch,
     as_avro,
@@ -73,7 +73,7 @@ async def put_aside(
     return int(sent.offset)
 
 
-class Inbox:
+class InputReader:
     """Reads the input topic into memory, in the background, from the beginning."""
 
     def __init__(self) -> None:
@@ -98,8 +98,8 @@ class Inbox:
 
 
 @pytest.fixture
-async def inbox(channel: Channel) -> AsyncIterator[Inbox]:
-    opened = Inbox()
+async def input_reader(channel: Channel) -> AsyncIterator[InputReader]:
+    opened = InputReader()
     consumer = AIOKafkaConsumer(
         channel.input,
         bootstrap_servers=channel.bootstrap_servers,
@@ -116,15 +116,15 @@ async def inbox(channel: Channel) -> AsyncIterator[Inbox]:
         await consumer.stop()
 
 
-def letters(outbox: Outbox) -> list[ConsumerRecord]:
+def letters(output_reader: OutputReader) -> list[ConsumerRecord]:
     """Without what a replay remembers."""
-    return [record for record in outbox.dead_letters if "anabranch.error.code" in dict(record.headers)]
+    return [record for record in output_reader.dead_letters if "anabranch.error.code" in dict(record.headers)]
 
 
-async def until_letters(outbox: Outbox, count: int) -> None:
+async def until_letters(output_reader: OutputReader, count: int) -> None:
     await until(
-        lambda: len(letters(outbox)) >= count,
-        lambda: f"{len(letters(outbox))} of {count} dead letters",
+        lambda: len(letters(output_reader)) >= count,
+        lambda: f"{len(letters(output_reader))} of {count} dead letters",
         seconds=30,
     )
 
@@ -134,8 +134,8 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
     *,
     database: Database,
     channel: Channel,
-    outbox: Outbox,
-    inbox: Inbox,
+    output_reader: OutputReader,
+    input_reader: InputReader,
     start_worker: Callable[..., Worker],
     tmp_path: Path,
 ) -> None:
@@ -149,7 +149,7 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
         await channel.send(asked[event["event_id"]][1], asked[event["event_id"]][0], HEADERS)
     broken = json_event(principals=[])
     await channel.send(broken, b"broken", HEADERS, partition=1)
-    await until_letters(outbox, 13)
+    await until_letters(output_reader, 13)
     await worker.terminate()
 
     # Dry: all of it is shown, and nothing comes.
@@ -157,8 +157,8 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
     assert (code, shown["applied"], shown["replay"]) == (0, False, 13), shown
     assert {row["code"] for row in shown["rows"]} == {"unknown_profile", "contract_violation"}
     assert sum(row["replay"] for row in shown["rows"] if row["code"] == "unknown_profile") == 12
-    assert len(inbox.records) == 13
-    assert len(outbox.dead_letters) == 13
+    assert len(input_reader.records) == 13
+    assert len(output_reader.dead_letters) == 13
 
     profiles = tmp_path / "profiles.toml"
     profiles.write_text('[briefing]\nk_default = 3\nk_min = 1\nk_max = 9\norder = "similarity"\n')
@@ -166,16 +166,16 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
     await mended.until_ready()
     code, done = await replay(channel, "--apply", "--code", "unknown_profile")
     assert (code, done["applied"], done["replay"], done["chosen"]) == (0, True, 12, 12)
-    await outbox.until_answered(set(asked), seconds=30)
-    assert len(outbox.results) == 12
+    await output_reader.until_answered(set(asked), seconds=30)
+    assert len(output_reader.results) == 12
 
     # Byte for byte what was sent, and the marks; where it was sent.
-    sent = {(record.key, record.value): record for record in inbox.records[:13]}
+    sent = {(record.key, record.value): record for record in input_reader.records[:13]}
     places = {
         (record.key, record.value): f"{record.topic}[{record.partition}]@{record.offset}"
-        for record in letters(outbox)
+        for record in letters(output_reader)
     }
-    for record in inbox.records[13:]:
+    for record in input_reader.records[13:]:
         first = sent[record.key, record.value]
         assert record.partition == first.partition
         assert list(record.headers) == [
@@ -184,7 +184,7 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
             ("anabranch.replay.attempts", b"1"),
         ]
     # The reader of a result can tell that it comes late.
-    assert all(("anabranch.replay.attempts", b"1") in record.headers for record in outbox.results)
+    assert all(("anabranch.replay.attempts", b"1") in record.headers for record in output_reader.results)
 
     # Once is enough; what was passed over is still there to be chosen.
     code, again = await replay(channel, "--apply", "--code", "unknown_profile")
@@ -195,7 +195,10 @@ async def test_what_had_no_profile_is_answered_when_there_is_one(
 
 @on_one_broker
 async def test_what_comes_back_again_and_again_is_left(
-    channel: Channel, outbox: Outbox, inbox: Inbox, start_worker: Callable[..., Worker]
+    channel: Channel,
+    output_reader: OutputReader,
+    input_reader: InputReader,
+    start_worker: Callable[..., Worker],
 ) -> None:
     worker = start_worker("postgresql://worker@127.0.0.1:1/nowhere")
     await worker.until_ready(ready=False)
@@ -203,12 +206,12 @@ async def test_what_comes_back_again_and_again_is_left(
     await channel.send(broken, b"broken", HEADERS, partition=1)
     limited = ("--apply", "--max-attempts", "2")
     for attempts in (1, 2):
-        await until_letters(outbox, attempts)
+        await until_letters(output_reader, attempts)
         code, done = await replay(channel, *limited)
         assert (code, done["replay"], done["already"]) == (0, 1, attempts - 1)
-        await until_letters(outbox, attempts + 1)
+        await until_letters(output_reader, attempts + 1)
         # The worker carries the marks along, and a replay puts its own in their place.
-        last = letters(outbox)[-1]
+        last = letters(output_reader)[-1]
         assert (last.key, last.value) == (b"broken", broken)
         assert list(last.headers[: len(HEADERS)]) == HEADERS
         names = Counter(name for name, _ in last.headers[len(HEADERS) :])
@@ -220,12 +223,12 @@ async def test_what_comes_back_again_and_again_is_left(
     assert table.returncode == 0
     left = "left 1 × replayed 2 times or more and back again (--max-attempts): "
     assert f"{left}[{last.partition}]@{last.offset}" in table.stdout
-    await inbox.until(3)
-    assert [record.partition for record in inbox.records] == [1, 1, 1]
+    await input_reader.until(3)
+    assert [record.partition for record in input_reader.records] == [1, 1, 1]
 
 
 async def test_kill_dash_nine_in_the_middle_repeats_nothing(
-    channel: Channel, inbox: Inbox, figures: Callable[[str], None]
+    channel: Channel, input_reader: InputReader, figures: Callable[[str], None]
 ) -> None:
     """Kill replays until one has published what it had not written down; the next comes to the end."""
     places, due = [], set()
@@ -246,33 +249,33 @@ async def test_kill_dash_nine_in_the_middle_repeats_nothing(
         )
         with process:
             try:
-                await inbox.until(len(inbox.records) + 8)
+                await input_reader.until(len(input_reader.records) + 8)
                 assert process.poll() is None
             finally:
                 process.kill()
         await asyncio.sleep(0.5)  # what it had sent arrives
-        killed_at.append(len(inbox.records))
+        killed_at.append(len(input_reader.records))
         assert killed_at[-1] < len(due)
         code, shown = await replay(channel, *chosen)
         assert (code, shown["replay"], shown["already"]) == (0, len(due) - killed_at[-1], killed_at[-1])
     code, done = await replay(channel, "--apply", "--rate", "100", *chosen)
     assert (code, done["replay"], done["already"]) == (0, len(due) - killed_at[-1], killed_at[-1])
     assert done["recognised"] == shown["recognised"]
-    await inbox.until(len(due))
+    await input_reader.until(len(due))
     figures(f"killed after {killed_at} of {len(due)}; {done['recognised']} were known by their marks alone")
-    assert inbox.sources == dict.fromkeys(due, 1)
+    assert input_reader.sources == dict.fromkeys(due, 1)
     # The journal knows all of them now, without a look into the input topic.
     code, again = await replay(channel, "--apply", *chosen)
     assert (code, again["replay"], again["already"], again["recognised"]) == (0, 0, len(due), 0)
     # And those of the other code were passed over, not done with.
     code, rest = await replay(channel, "--apply", "--rate", "1000")
     assert (code, rest["replay"]) == (0, len(places) - len(due))
-    await inbox.until(len(places))
-    assert inbox.sources == dict.fromkeys(places, 1)
+    await input_reader.until(len(places))
+    assert input_reader.sources == dict.fromkeys(places, 1)
 
 
 @on_one_broker
-async def test_two_at_the_same_time(channel: Channel, inbox: Inbox) -> None:
+async def test_two_at_the_same_time(channel: Channel, input_reader: InputReader) -> None:
     """The first goes on, the second says so and ends."""
     for number in range(60):
         await put_aside(channel, GONE, b"%d" % number, partition=0)
@@ -281,7 +284,7 @@ async def test_two_at_the_same_time(channel: Channel, inbox: Inbox) -> None:
     )
     with first:
         try:
-            await inbox.until(1)
+            await input_reader.until(1)
             second = await asyncio.to_thread(anabranch, "replay", "--apply", channel=channel)
             assert second.returncode == 1
             assert second.stdout == ""
@@ -297,12 +300,12 @@ async def test_two_at_the_same_time(channel: Channel, inbox: Inbox) -> None:
             first.kill()
     assert first.returncode == 0, stderr
     assert json.loads(stdout)["replay"] == 60
-    await inbox.until(60)
-    assert max(inbox.sources.values()) == 1
+    await input_reader.until(60)
+    assert max(input_reader.sources.values()) == 1
 
 
 @on_one_broker
-async def test_two_that_start_at_once(channel: Channel, inbox: Inbox) -> None:
+async def test_two_that_start_at_once(channel: Channel, input_reader: InputReader) -> None:
     """Exactly one does it; or the one after the other, if the first is done by then."""
     for number in range(30):
         await put_aside(channel, GONE, b"%d" % number, partition=number % PARTITIONS)
@@ -312,13 +315,13 @@ async def test_two_that_start_at_once(channel: Channel, inbox: Inbox) -> None:
     codes = sorted(process.returncode for process in done)
     assert codes in ([0, 0], [0, 1]), [process.stderr for process in done]
     assert sum(json.loads(process.stdout)["replay"] for process in done if process.returncode == 0) == 30
-    await inbox.until(30)
+    await input_reader.until(30)
     await asyncio.sleep(0.5)
-    assert sorted(inbox.sources.values()) == [1] * 30
+    assert sorted(input_reader.sources.values()) == [1] * 30
 
 
 @on_one_broker
-async def test_what_is_none_of_ours_is_refused(channel: Channel, inbox: Inbox) -> None:
+async def test_what_is_none_of_ours_is_refused(channel: Channel, input_reader: InputReader) -> None:
     await channel.producer.send_and_wait(channel.dead_letters, b"a line of somebody's", partition=0)
     await channel.producer.send_and_wait(
         channel.dead_letters,
@@ -333,8 +336,8 @@ async def test_what_is_none_of_ours_is_refused(channel: Channel, inbox: Inbox) -
     code, done = await replay(channel, "--apply")
     assert code == 1
     assert (done["foreign"], done["elsewhere"], done["replay"], done["already"]) == (2, 1, 1, 0)
-    await inbox.until(1)
-    assert [record.value for record in inbox.records] == [forged]
+    await input_reader.until(1)
+    assert [record.value for record in input_reader.records] == [forged]
     table = await asyncio.to_thread(anabranch, "replay", channel=channel)
     assert table.returncode == 0
     assert "left 2 × not written by Anabranch (no header anabranch.error.code): [0]@0, [0]@1" in table.stdout

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, Outbox, Worker, account, as_avro, query
+from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
@@ -24,7 +24,7 @@ def code_of(headers: object) -> str:
 
 
 async def test_one_event_that_always_times_out_is_put_aside(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
     admin = await asyncpg.connect(database.admin)
@@ -41,11 +41,11 @@ async def test_one_event_that_always_times_out_is_put_aside(
         asked.add(event["event_id"])
         await channel.send(as_avro(event), partition=number % 3)
         await asyncio.sleep(0.05)  # others succeed all the while
-    await outbox.until_answered(asked, seconds=30)
-    await outbox.until(dead_letters=1, seconds=15)
-    assert account(asked, outbox.results).repeats == 0
-    assert [(record.key, record.value) for record in outbox.dead_letters] == [(b"slow", slow)]
-    assert code_of(outbox.dead_letters[0].headers) == "search_timeout"
+    await output_reader.until_answered(asked, seconds=30)
+    await output_reader.until(dead_letters=1, seconds=15)
+    assert account(asked, output_reader.results).repeats == 0
+    assert [(record.key, record.value) for record in output_reader.dead_letters] == [(b"slow", slow)]
+    assert code_of(output_reader.dead_letters[0].headers) == "search_timeout"
     samples = await worker.scrape()
     assert samples.value("anabranch_retries_total", cause="search_timeout") == 3
     assert samples.value("anabranch_dead_letters_total", code="search_timeout") == 1
@@ -53,7 +53,7 @@ async def test_one_event_that_always_times_out_is_put_aside(
 
 
 async def test_a_misconfigured_store_holds_events_back_until_it_is_mended(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
     worker = start_worker(database.worker, **QUICK)
@@ -69,21 +69,21 @@ async def test_a_misconfigured_store_holds_events_back_until_it_is_mended(
         await worker.until_ready(ready=False, seconds=10)
         await asyncio.sleep(2)
         assert worker.is_live()
-        assert (outbox.results, outbox.dead_letters) == ([], [])
+        assert (output_reader.results, output_reader.dead_letters) == ([], [])
         await admin.execute("ALTER TABLE mislaid RENAME TO document_chunks")
     finally:
         await admin.close()
-    await outbox.until_answered(asked, seconds=20)
+    await output_reader.until_answered(asked, seconds=20)
     await worker.until_ready(seconds=10)
-    assert outbox.dead_letters == []
-    assert account(asked, outbox.results).repeats == 0
+    assert output_reader.dead_letters == []
+    assert account(asked, output_reader.results).repeats == 0
     lines = [line for line in worker.log.splitlines() if "misconfigured" in line]
     assert len(lines) == 1, worker.log
     assert "anabranch migrate" in lines[0]
 
 
 async def test_an_outage_becomes_dead_letters_where_the_operator_says_so(
-    database: Database, channel: Channel, outbox: Outbox, start_worker: Callable[..., Worker]
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
     worker = start_worker(database.worker, ANABRANCH_STORE_OUTAGE="dead_letter", **QUICK)
@@ -98,15 +98,15 @@ async def test_an_outage_becomes_dead_letters_where_the_operator_says_so(
         values = [as_avro(query(VECTOR)) for _ in range(10)]
         for value in values:
             await channel.send(value, b"key")
-        await outbox.until(dead_letters=10, seconds=30)
+        await output_reader.until(dead_letters=10, seconds=30)
         await admin.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true")
     finally:
         await admin.close()
-    assert {code_of(record.headers) for record in outbox.dead_letters} == {"store_unavailable"}
-    assert sorted(record.value for record in outbox.dead_letters) == sorted(values)
+    assert {code_of(record.headers) for record in output_reader.dead_letters} == {"store_unavailable"}
+    assert sorted(record.value for record in output_reader.dead_letters) == sorted(values)
     await worker.until_ready(seconds=10)
     event = query(VECTOR)
     await channel.send(as_avro(event))
-    await outbox.until_answered({event["event_id"]}, seconds=20)
+    await output_reader.until_answered({event["event_id"]}, seconds=20)
     samples = await worker.scrape()
     assert samples.value("anabranch_retries_total", cause="store_unavailable") == pytest.approx(30, abs=5)
