@@ -13,23 +13,33 @@ Tests may be coroutines (pytest-asyncio, auto mode).
 import asyncio
 import os
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
+import hypothesis
 import pytest
 
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import migrate
 from tests.integration.kafka.apache_kafka import KafkaUnavailable, jars
+from tests.left_out import left_out_lines, unavailable, why_not_fast
+
+# An example has no time limit: other work may share the machine.
+hypothesis.settings.register_profile("anabranch", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("anabranch")
 
 SETTING: Final = "anabranch.principals"
+
+_LONG_SECONDS: Final = 60
 
 _SCRUBBED: Final = ("ANABRANCH_", "KAFKA_", "DATABASE_", "SCHEMA_REGISTRY_", "PG")
 _PASSWORD: Final = "correct horse, battery & staple"  # with characters that a URI has to escape
@@ -44,12 +54,66 @@ _ROLES: Final = f"""
 T = TypeVar("T")
 
 
-def pytest_configure() -> None:
+_DESELECTED: Final = pytest.StashKey[Mapping[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="leave out what is slow or needs another server than PostgreSQL"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_DESELECTED] = {}
     for name in [name for name in os.environ if name.startswith(_SCRUBBED)]:
         del os.environ[name]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("fast"):
+        return
+    reasons = [(item, why_not_fast(item)) for item in items]
+    counted: Mapping[str, int] = Counter(why for _, why in reasons if why)
+    config.stash[_DESELECTED] = counted
+    config.hook.pytest_deselected(items=[item for item, why in reasons if why])
+    items[:] = [item for item, why in reasons if not why]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist's; each has seen every test
+        deselected = session.config.stash[_DESELECTED]
+        session.config.workeroutput["deselected"] = dict(deselected)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    _show_figures(terminalreporter)
+    _show_seconds(terminalreporter)
+    skipped = terminalreporter.stats.get("skipped", [])
+    if lines := left_out_lines(skipped, config.stash[_DESELECTED]):
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def _show_seconds(terminalreporter: pytest.TerminalReporter) -> None:
+    """By folder, for the table in docs/development.md; of a run that took long."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
+    if sum(seconds.values()) > _LONG_SECONDS:
+        terminalreporter.section("seconds, of all processes together")
+        for folder, spent in sorted(seconds.items(), key=itemgetter(1), reverse=True):
+            terminalreporter.write_line(f"{spent:7.1f}  {folder}")
+
+
+def _show_figures(terminalreporter: pytest.TerminalReporter) -> None:
     # Carried by the reports, which come from other processes too.
     lines = [
         str(line)
@@ -155,14 +219,7 @@ def kafka_jars() -> Path:
     try:
         return jars()
     except KafkaUnavailable as error:
-        unavailable(error)
-
-
-def unavailable(why: Exception) -> NoReturn:
-    """What a test stands on is not here: it is skipped, or fails where everything has to be there."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(str(why))
-    pytest.skip(str(why))
+        unavailable(error, enable="install Java 17 or newer, and Maven (mvn) with access to Maven Central")
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def random_uuid(rng: random.Random) -> UUID:
 def unit_vectors(count: int, seed: int) -> np.ndarray:
     """Random directions, shape (count, 768), float32."""
     vectors = np.random.default_rng(seed).standard_normal((count, 768))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
 
 
 def tiny_corpus() -> Corpus:

@@ -26,7 +26,7 @@ from aiokafka.structs import ConsumerRecord
 from fastavro import schemaless_reader
 from prometheus_client.parser import text_string_to_metric_families
 
-from streams.broker.topics import create_topics, topic_specs
+from streams.broker.topics import TopicSpec, create_topics, topic_specs
 from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
 from tests.bad_inputs import RESULT_WRITER
@@ -42,11 +42,13 @@ __all__ = [
     "anabranch",
     "as_avro",
     "as_json",
+    "event_id_of",
     "free_port",
     "open_channel",
     "query",
     "read_result",
     "start_anabranch",
+    "topic_specs_of",
     "until",
 ]
 
@@ -104,7 +106,7 @@ class Channel:
         )
         return sent.partition, sent.offset
 
-    async def send_all(self, events: Iterable[tuple[bytes | None, bytes]]) -> None:
+    async def send_all(self, events: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         """Puts many (value, key) on the input topic, without waiting for each."""
         sent = [await self.producer.send(self.input, value, key=key) for value, key in events]
         await asyncio.gather(*sent)
@@ -117,7 +119,17 @@ async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) ->
         bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5, max_request_size=2 * _MAX_BYTES
     )
     channel = Channel(bootstrap_servers, name, producer)
-    specs = topic_specs(
+    await create_topics({"bootstrap_servers": bootstrap_servers}, topic_specs_of(channel, copies=copies))
+    await producer.start()
+    try:
+        yield channel
+    finally:
+        await producer.stop()
+
+
+def topic_specs_of(channel: Channel, *, copies: int = 1) -> list[TopicSpec]:
+    """The channel's topics, as `anabranch topics` creates them."""
+    return topic_specs(
         input_topic=channel.input,
         output_topic=channel.output,
         dead_letter_topic=channel.dead_letters,
@@ -125,12 +137,6 @@ async def open_channel(bootstrap_servers: str, name: str, *, copies: int = 1) ->
         replication_factor=copies,
         max_event_bytes=_MAX_BYTES,
     )
-    await create_topics({"bootstrap_servers": bootstrap_servers}, specs)
-    await producer.start()
-    try:
-        yield channel
-    finally:
-        await producer.stop()
 
 
 class OutputReader:
@@ -161,7 +167,10 @@ class OutputReader:
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
-        await self._consumer.stop()
+        # Where a broker went away, aiokafka passes on how it cancelled its own tasks, and does not get to its client.
+        with suppress(asyncio.CancelledError):
+            await self._consumer.stop()
+        await self._consumer._client.close()
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         async for record in consumer:

@@ -100,11 +100,11 @@ class KafkaUnavailable(Exception):
 
 @dataclass(frozen=True)
 class NodePorts:
-    """One broker's place in a cluster: everybody's ports are known before anybody starts.
+    """One broker's id and ports in a cluster: all ports are known before any broker starts.
 
     Attributes:
-        door: a second port for clients, the listener ``PROXY``; 0: none.
-        advertised_door: where clients are told that it is: a proxy's port.
+        proxy_listener: a second port for clients, the listener ``PROXY``; 0: none.
+        advertised_proxy_port: what it advertises to clients: a proxy's port.
     """
 
     node: int
@@ -122,7 +122,7 @@ class ApacheKafka:
     Args:
         jars: the folder that `jars` returned.
         certificates: opens the listeners beside the plain one.
-        seat: its place among the ``voters``; None: alone, on ports of its own.
+        node_ports: its entry among the ``voters``; None: alone, on ports of its own.
         voters: all brokers of the cluster.
         settings: of the broker, over those here.
         data: where the records are kept; None: beside the log.
@@ -286,18 +286,17 @@ class ApacheKafka:
         data.mkdir(exist_ok=True)
         names = () if self._certificates is None else tuple(_LISTENERS)
         self._listeners = dict(zip(names, free_ports(len(names)), strict=True))
-        voters = self._voters or [self._node_ports]
+        ports = self._node_ports
+        voters = self._voters or [ports]
         properties = folder / "server.properties"
         text = _PROPERTIES.format(
-            node=self._node_ports.node,
-            port=self._node_ports.port,
-            controller_port=self._node_ports.controller_port,
+            node=ports.node,
+            port=ports.port,
+            controller_port=ports.controller_port,
             voters=",".join(f"{voter.node}@127.0.0.1:{voter.controller_port}" for voter in voters),
-            proxy_listener=f",PROXY://127.0.0.1:{self._node_ports.proxy_listener}"
-            if self._node_ports.proxy_listener
-            else "",
-            advertised_proxy_port=f",PROXY://127.0.0.1:{self._node_ports.advertised_proxy_port}"
-            if self._node_ports.proxy_listener
+            proxy_listener=f",PROXY://127.0.0.1:{ports.proxy_listener}" if ports.proxy_listener else "",
+            advertised_proxy_port=f",PROXY://127.0.0.1:{ports.advertised_proxy_port}"
+            if ports.proxy_listener
             else "",
             copies=min(3, len(voters)),
             in_sync=2 if len(voters) > 2 else 1,
@@ -362,7 +361,7 @@ class KafkaCluster:
         jars: the folder that `jars` returned.
         brokers: how many.
         settings: of every broker, over those here.
-        doors: for each broker the port of a proxy before it.
+        proxy_ports: for each broker the port of a proxy before it.
         data: where the first keeps its records; None: beside its log.
     """
 

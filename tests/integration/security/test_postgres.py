@@ -14,7 +14,8 @@ import asyncpg
 import pytest
 
 from tests.certificates import Certificates, Identity
-from tests.conftest import Database, PostgresServer, unavailable
+from tests.conftest import Database, PostgresServer
+from tests.left_out import unavailable
 from tests.disclosure import assert_silent
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query
@@ -67,7 +68,7 @@ def tls(certificates: Certificates) -> Iterator[TlsServer]:
     try:
         binaries = install()
     except Unresolved as error:
-        unavailable(error)
+        unavailable(error, enable="run as a user that may switch to the user nobody")
     with tempfile.TemporaryDirectory(prefix="anabranch-tls-") as folder:
         Path(folder).chmod(0o755)  # the server's account looks in
         with tls_postgres(binaries, Path(folder, "pg"), certificates) as embedded:
