@@ -1,4 +1,4 @@
-"""Why a server's certificate is not to be trusted, as OpenSSL's verify codes tell."""
+"""Explains OpenSSL's verify codes: why a server's certificate is not trusted."""
 
 import ssl
 from enum import Enum
@@ -10,16 +10,16 @@ _OTHER_HOST = {62, 64}  # a name, an address
 
 
 class CertificateProblem(Enum):
-    """The value is what is wrong, to follow "it"."""
+    """The value is the error message."""
 
-    NOT_YET_VALID = "its certificate is not valid yet"
-    EXPIRED = "its certificate has expired"
-    OTHER_HOST = "its certificate is another host's"
-    UNKNOWN_AUTHORITY = "its certificate is not signed by a known authority"
+    NOT_YET_VALID = "the server's certificate is not valid yet"
+    EXPIRED = "the server's certificate has expired"
+    OTHER_HOST = "the server's certificate is for a different host"
+    UNKNOWN_AUTHORITY = "the server's certificate is not signed by a trusted CA"
 
 
 def certificate_problem(error: ssl.SSLCertVerificationError) -> CertificateProblem:
-    """Which of them it is; what is left is an authority that we do not know."""
+    """The problem with the certificate; an unknown CA if it is none of the others."""
     code = getattr(error, "verify_code", 0)  # OpenSSL sets it, the constructor does not
     if code in _OTHER_HOST:
         return CertificateProblem.OTHER_HOST

@@ -1,9 +1,10 @@
--- The store's tables. A back end that has them already keeps its own: only what is missing is added.
+-- The store's tables. If a back end already has them, they are kept, and only missing columns are added.
 --
 -- These files are plain SQL, applied in order by `anabranch migrate`, or by hand in one transaction:
 --   psql --single-transaction -v principals_setting=anabranch.principals -f 001_tables.sql -f 002_derived.sql …
--- `migrate` leaves out each statement whose object is there already, so a second run takes no lock on a table.
--- A statement ends with a semicolon at the end of a line, outside of $$ … $$.
+-- `migrate` skips each statement whose object already exists, and applies the others with short locks, in a different
+-- order. Apply them by hand only to a new store: an upgrade may also need a step from steps/.
+-- A statement ends with a semicolon at the end of a line, outside $$ … $$.
 
 CREATE TABLE IF NOT EXISTS public.documents (
   id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
@@ -15,8 +16,8 @@ CREATE TABLE IF NOT EXISTS public.documents (
   metadata jsonb DEFAULT '{}'
 );
 
--- A parent may be missing (it is then reported, not refused), so parent_chunk_id has no foreign key.
--- A chunk without an embedding is never searched: a problem's parent has none.
+-- A parent may be missing (results then report it), so parent_chunk_id has no foreign key.
+-- A chunk without an embedding, for example the parent of problems, is never searched.
 CREATE TABLE IF NOT EXISTS public.document_chunks (
   id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
   document_id uuid NOT NULL REFERENCES public.documents ON DELETE CASCADE,
@@ -34,14 +35,14 @@ CREATE TABLE IF NOT EXISTS public.document_chunks (
   embedding vector(768)
 );
 
--- Who may read which document: the truth that all access control is derived from. `public` is everybody.
+-- Who may read which document: the source of all access control. `public` means everybody.
 CREATE TABLE IF NOT EXISTS public.document_grants (
   document_id uuid NOT NULL REFERENCES public.documents ON DELETE CASCADE,
   principal text NOT NULL,
   PRIMARY KEY (document_id, principal)
 );
 
--- Tables that were there before may lack a column.
+-- Existing tables may lack a column.
 ALTER TABLE public.documents ADD COLUMN IF NOT EXISTS session_id uuid;
 ALTER TABLE public.documents ADD COLUMN IF NOT EXISTS title text;
 ALTER TABLE public.documents ADD COLUMN IF NOT EXISTS source_url text;
@@ -60,6 +61,6 @@ ALTER TABLE public.document_chunks ADD COLUMN IF NOT EXISTS coordinates jsonb;
 ALTER TABLE public.document_chunks ADD COLUMN IF NOT EXISTS metadata jsonb DEFAULT '{}';
 ALTER TABLE public.document_chunks ADD COLUMN IF NOT EXISTS embedding vector(768);
 
--- 3 KiB vectors would be moved out of the row and fetched one by one: 3.5 times slower exact scans, 1.7 times slower
--- HNSW. Rows written before this stay where they are until the table is rewritten (VACUUM FULL).
+-- By default, 3 KiB vectors would be stored out of line (TOAST) and fetched one by one: exact scans would be 3.5 times
+-- slower, HNSW 1.7 times. Existing rows stay out of line until the table is rewritten (VACUUM FULL).
 ALTER TABLE public.document_chunks ALTER COLUMN embedding SET STORAGE PLAIN;

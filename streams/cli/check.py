@@ -12,7 +12,9 @@ from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.settings import Settings
 from streams.store.connect_errors import explain
-from streams.store.preflight import Finding, inspect
+from streams.store.findings import Finding
+from streams.store.preflight import inspect
+from streams.store.verification import NotVerified, verify
 
 __all__ = ["examine", "table"]
 
@@ -30,7 +32,7 @@ async def examine(settings: Settings) -> list[Finding]:
     """
     open_codec(settings)
     load_profiles(settings)
-    return [*await _store(settings), *await _topics(settings)]
+    return [*await _store(settings), *await _derived(settings), *await _topics(settings)]
 
 
 def table(findings: Sequence[Finding]) -> None:
@@ -65,6 +67,39 @@ async def _store(settings: Settings) -> list[Finding]:
         return await inspect(connection, principals_setting=settings.anabranch_principals_setting)
     finally:
         await connection.close()
+
+
+async def _derived(settings: Settings) -> list[Finding]:
+    """Verify derived data, which requires the owner: only the owner sees all rows."""
+    if settings.database_admin_connection_string is None:
+        remedy = "set DATABASE_ADMIN_CONNECTION_STRING to the tables' owner for this command, or run `anabranch stats`"
+        return [
+            Finding(
+                "derived", "warning", "derived data was not verified: only its owner sees all rows", remedy
+            )
+        ]
+    try:
+        connection = await asyncpg.connect(settings.admin_dsn, timeout=_CONNECT_SECONDS)
+        try:
+            found = await verify(connection)
+        finally:
+            await connection.close()
+    except NotVerified as error:
+        return [Finding("derived", "unready", str(error), "run anabranch migrate, or use another role")]
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        detail = f"cannot connect to PostgreSQL as the owner ({type(error).__name__})"
+        return [Finding("derived", "unready", detail, "check DATABASE_ADMIN_CONNECTION_STRING")]
+    if not found:
+        return [Finding("derived", "ok", "derived data matches the grants, topics and metadata")]
+    return [
+        Finding(
+            "derived",
+            "refused",
+            f"{difference.table}: the derived data of {difference.id} is wrong; revoked grants may stay in force",
+            "anabranch migrate",
+        )
+        for difference in found
+    ]
 
 
 async def _topics(settings: Settings) -> list[Finding]:

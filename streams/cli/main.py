@@ -17,10 +17,12 @@ import streams
 from streams.core.errors import dead_letter_codes
 from streams.settings import Settings, SettingsError, load
 
-__all__ = ["main"]
+__all__ = ["NEEDS_CONSENT", "main"]
 
 T = TypeVar("T")
 
+#: The exit code of a migration that an operator has to review first; a Kubernetes Job does not retry it.
+NEEDS_CONSENT = 3
 _USAGE_ERROR = 2
 
 
@@ -36,6 +38,12 @@ class _Unusable(_Failed):
     """As `_Failed`, for what the caller got wrong."""
 
     exit_code = _USAGE_ERROR
+
+
+class _NeedsConsent(_Failed):
+    """Like `_Failed`, if an operator has to review something first."""
+
+    exit_code = NEEDS_CONSENT
 
 
 class _CompactHelp(click.Command):
@@ -99,19 +107,45 @@ def demo(*, keep: bool, as_json: bool) -> None:
 
 
 @commands.command()
-def migrate() -> None:
-    """Apply the reference schema to the store, as its owner; idempotent."""
+@click.option("--dry-run", is_flag=True, help="Print the SQL without running it.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Continue even if roles lose access to rows, or another role owns the tables.",
+)
+@click.option(
+    "--prune", is_flag=True, help="Also remove what only older workers need. Upgrade all workers first."
+)
+def migrate(*, dry_run: bool, yes: bool, prune: bool) -> None:
+    """Migrate the store to the reference schema, as its owner. Idempotent.
+
+    Without --yes, changes nothing and exits with 3 if roles would lose access to rows or another role owns the tables.
+    """
     import streams.store.migrate as store
 
     settings = load()
+    setting = settings.anabranch_principals_setting
     try:
-        done = _run_on_store(
-            store.migrate(settings.admin_dsn, principals_setting=settings.anabranch_principals_setting)
-        )
+        if dry_run:
+            lines = _run_on_store(store.plan(settings.admin_dsn, principals_setting=setting, prune=prune))
+            for line in lines:
+                click.echo(line)
+        else:
+            lines = _run_on_store(
+                store.migrate(
+                    settings.admin_dsn,
+                    principals_setting=setting,
+                    consent=yes,
+                    prune=prune,
+                    report=click.echo,
+                )
+            )
+    except store.ConsentRequired as error:
+        raise _NeedsConsent(str(error)) from None
     except store.MigrationError as error:
         raise _Failed(str(error)) from None
-    for line in done or ["nothing to do: the store is as it should be"]:
-        click.echo(line)
+    if not lines:
+        click.echo(f"{'-- ' if dry_run else ''}nothing to do: the store matches the reference schema")
 
 
 @commands.command()
@@ -186,6 +220,8 @@ def stats(*, as_json: bool) -> None:
         click.echo(view.as_json(found))
     else:
         view.show(found)
+    if found.differences:
+        sys.exit(1)
 
 
 @commands.group()

@@ -52,6 +52,8 @@ def show(found: Statistics, console: Console | None = None) -> None:
             (server.database, "bold"), f"  PostgreSQL {server.postgresql} · pgvector {server.pgvector}"
         )
     )
+    console.print()
+    console.print(_derived(found))
     for section in (_chunks, _access, _completeness, _groups, _tables, _indexes):
         console.print()
         console.print(section(found))
@@ -192,6 +194,19 @@ def _number(value: int) -> Text:
 
 def _count(value: int, noun: str) -> str:
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def _derived(found: Statistics) -> Text:
+    if found.differences is None:
+        return Text("derived data: not verified; this requires the tables' owner", "yellow")
+    if not found.differences:
+        return Text("derived data: verified", "green")
+    first = found.differences[0]
+    return Text(
+        f"derived data: {first.table} is wrong for {first.id}: revoked grants may stay in force; run"
+        " `anabranch migrate`",
+        "bold red",
+    )
 
 
 def _printable(written: str) -> str:

@@ -1,1 +1,1 @@
-"""The PostgreSQL store: searches, its schema, and what a worker demands of it."""
+"""The PostgreSQL store: searches, the schema, and the checks before a worker starts."""

@@ -1,4 +1,4 @@
-"""The one place that knows what a driver's exception means for an event."""
+"""The only place that maps a driver's exception to its meaning for an event."""
 
 import asyncpg
 
@@ -18,12 +18,12 @@ _UNAVAILABLE_CLASSES = frozenset(
         "58",  # system error: I/O
     }
 )
-_REFUSED_LOGIN = "it refuses the login; check DATABASE_CONNECTION_STRING"
+_REFUSED_LOGIN = "login rejected; check DATABASE_CONNECTION_STRING"
 _MISCONFIGURED_CLASSES = {
     "28": _REFUSED_LOGIN,  # role or password
     "3D": _REFUSED_LOGIN,  # no such database
     "3F": _REFUSED_LOGIN,  # no such schema
-    # Statements are fixed and values are bound: no event can break their syntax, names, types or rights.
+    # Statements are constant and values are bound: no event can cause an error in syntax, names, types or rights.
     "42": "the schema is not the expected one; run `anabranch check`",
 }
 _OUT_OF_TIME = {
@@ -32,7 +32,8 @@ _OUT_OF_TIME = {
 }
 _IDLE_IN_TRANSACTION = "25P03"
 _POOLER = (
-    "a prepared statement is lost; a pooler in between must keep them (PgBouncer: max_prepared_statements)"
+    "a prepared statement is missing; configure the connection pooler to support them"
+    " (PgBouncer: max_prepared_statements)"
 )
 _MISCONFIGURED = {
     "42P01": "a table is missing; run `anabranch migrate`",
@@ -52,10 +53,10 @@ _DRIVER_REFUSES = (
 
 
 def translate(error: BaseException) -> TransientError | None:
-    """Say what an exception from asyncpg (or the socket under it) means.
+    """Translate an exception from asyncpg (or the socket below it).
 
     Returns:
-        The transient error that it is, or None where nobody foresaw it. The text never quotes the statement's values.
+        The matching transient error, or None for an unexpected exception. The text never quotes the statement's values.
     """
     if (refused := explain(error)) is not None:
         return refused
@@ -65,11 +66,11 @@ def translate(error: BaseException) -> TransientError | None:
         return _from_server(error)
     if isinstance(error, _DRIVER_REFUSES):
         return StoreMisconfigured(
-            f"the driver refuses ({type(error).__name__}); check DATABASE_CONNECTION_STRING"
+            f"the driver cannot connect ({type(error).__name__}); check DATABASE_CONNECTION_STRING"
         )
     if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)):
-        # Refused, reset, unreachable, or a connection that was closed under us.
-        return StoreUnavailable(f"PostgreSQL is not reachable ({type(error).__name__})")
+        # Connection refused, reset, unreachable or closed by the server.
+        return StoreUnavailable(f"PostgreSQL is unreachable ({type(error).__name__})")
     return None
 
 
@@ -77,12 +78,12 @@ def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
     state = error.sqlstate or ""
     if isinstance(
         error, asyncpg.InvalidCachedStatementError
-    ):  # before its SQLSTATE, which says another thing
+    ):  # before the SQLSTATE, which is misleading here
         return StoreUnavailable("the schema changed under a prepared statement")
     if state in _OUT_OF_TIME:
         return SearchTimeout(_OUT_OF_TIME[state])
     if remedy := _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2]):
-        return StoreMisconfigured(f"PostgreSQL says {state}: {remedy}")
+        return StoreMisconfigured(f"PostgreSQL error {state}: {remedy}")
     if state[:2] in _UNAVAILABLE_CLASSES or state == _IDLE_IN_TRANSACTION:
-        return StoreUnavailable(f"PostgreSQL says {state} ({type(error).__name__})")
+        return StoreUnavailable(f"PostgreSQL error {state} ({type(error).__name__})")
     return None

@@ -1,10 +1,10 @@
-"""What is in a store, counted: for operators, as the owner of its tables.
+"""Statistics of a store's contents for operators, collected as the owner of its tables.
 
-The figures are facts, not judgements: `anabranch check` says what is wrong, and what to do about it. They come from
-one snapshot, so they agree with each other even while a back end writes.
+These are only figures: `anabranch check` reports what is wrong and what to do. They come from one snapshot, so they are
+consistent even while a back end writes.
 
-The field names of the dataclasses are the keys of `anabranch stats --json`, and are kept stable: new ones may be
-added, none changes its meaning.
+The field names of the dataclasses are the keys of `anabranch stats --json` and are stable: new ones may be added, but
+existing ones keep their meaning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,14 @@ from uuid import UUID
 
 import asyncpg
 
-from streams.store.migrate import INDEX, QUALIFIERS, TABLES, quoted, statements
+from streams.store.catalog import quoted
+from streams.store.reference import TABLES, normalized_index, reference
+from streams.store.verification import Difference, NotVerified, hidden_tables, table_owners, verify
 
 __all__ = [
     "Access",
     "Chunks",
+    "Difference",
     "Embeddings",
     "Field",
     "Index",
@@ -40,7 +43,7 @@ Connection: TypeAlias = (
     "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 )
 
-#: How many sessions, topics, kinds of principals and metadata keys are listed; all of them are counted.
+#: How many sessions, topics, kinds of principals and metadata keys to list; all of them are counted.
 LARGEST: Final = 5
 MAX_KINDS: Final = 20
 MAX_KEYS: Final = 50
@@ -49,12 +52,12 @@ _MIGRATE: Final = "run `anabranch migrate`"
 
 
 class StatisticsError(Exception):
-    """The store cannot be counted; the message is one line, and says what to do."""
+    """The statistics cannot be collected; the message is one line and says what to do."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Versions, and the name of the database."""
+    """The versions, and the name of the database."""
 
     database: str
     postgresql: str
@@ -67,10 +70,10 @@ class Chunks:
 
     Args:
         total: rows of ``document_chunks``.
-        embedded: those that have an embedding; no other is ever searched.
-        embedded_share: of the total; None where there is no chunk.
-        with_parent: those that name a parent.
-        parent_missing: those whose parent is not there.
+        embedded: chunks with an embedding; only these are searched.
+        embedded_share: of the total; None if there are no chunks.
+        with_parent: chunks that name a parent.
+        parent_missing: chunks whose parent does not exist.
     """
 
     total: int
@@ -85,15 +88,14 @@ class Embeddings:
     """The vector column.
 
     Args:
-        dimensions: what the column is declared with; None where it takes any.
-        dimensions_min: of the stored vectors; None where there is none.
-        dimensions_max: likewise.
-        zero: vectors of length zero: they have no direction, and are never returned.
-        extreme: vectors so short or so long that pgvector's float32 sums under- or overflow: their similarity is
-            wrong, whatever is asked.
+        dimensions: as declared for the column; None if it accepts any.
+        dimensions_min: of the stored vectors; None if there are none.
+        dimensions_max: of the stored vectors; None if there are none.
+        zero: vectors that are all zeros: they have no direction and are never returned.
+        extreme: vectors so short or so long that pgvector's float32 sums underflow or overflow: their similarity is
+            always wrong.
         storage: how new rows are stored; ``plain`` is within the row.
-        out_of_line: vectors that lie outside of their rows, whenever they were written; None before
-            PostgreSQL 17, which cannot tell.
+        out_of_line: vectors stored out of line (TOAST); None before PostgreSQL 17, which cannot report it.
     """
 
     dimensions: int | None
@@ -107,14 +109,14 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Index:
-    """An index that the reference schema wants.
+    """An index of the reference schema.
 
     Args:
-        name: of the index that serves, or of the one that is wanted where none does.
+        name: of the matching index, or of the reference's if there is none.
         table: the table it is on.
         definition: method and columns.
-        state: ``invalid`` is one whose building failed, or has not ended.
-        bytes: on disk; 0 where it is missing.
+        state: ``invalid`` if the build failed or has not finished.
+        bytes: on disk; 0 if it is missing.
     """
 
     name: str
@@ -126,15 +128,15 @@ class Index:
 
 @dataclass(frozen=True)
 class Table:
-    """A table's rows, and its bytes on disk.
+    """A table's number of rows, and its size on disk.
 
     Args:
         name: without its schema, which is ``public``.
-        rows: counted.
+        rows: number of rows.
         heap_bytes: the rows themselves.
-        toast_bytes: long values that lie outside of their rows.
-        index_bytes: every index, wanted or not.
-        total_bytes: all of it, with the maps of free space and visibility.
+        toast_bytes: long values stored out of line (TOAST).
+        index_bytes: all indexes, including those not in the reference schema.
+        total_bytes: everything, including the free space and visibility maps.
     """
 
     name: str
@@ -147,14 +149,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Field:
-    """How complete an optional column is.
+    """How many rows have a value in an optional column.
 
     Args:
         table: ``documents`` or ``document_chunks``.
         name: of the column.
         present: rows with a value that is well-formed and not empty (``''``, ``{}``, JSON's ``null``).
-        share: of the table's rows; None where there is none.
-        malformed: rows with a value that a worker leaves out with the warning ``store_value_invalid``.
+        share: of the table's rows; None if there are none.
+        malformed: rows with a value that a worker omits with the warning ``store_value_invalid``.
     """
 
     table: str
@@ -166,7 +168,7 @@ class Field:
 
 @dataclass(frozen=True)
 class MetadataKey:
-    """A key of ``metadata``, and the rows that have it, whatever its value."""
+    """A key of ``metadata``, and the number of rows that have it, with any value."""
 
     key: str
     rows: int
@@ -179,8 +181,8 @@ class MetadataKeys:
 
     Args:
         table: ``documents`` or ``document_chunks``.
-        distinct: how many different keys there are.
-        most_common: the first of them, by number of rows.
+        distinct: number of different keys.
+        most_common: the most frequent keys, by number of rows.
     """
 
     table: str
@@ -190,7 +192,7 @@ class MetadataKeys:
 
 @dataclass(frozen=True)
 class Session:
-    """A session's size."""
+    """The size of a session."""
 
     session_id: UUID
     documents: int
@@ -199,10 +201,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sessions, of documents or chunks.
+    """The sessions of documents and chunks.
 
     Args:
-        total: different sessions.
+        total: number of different sessions.
         documents_without: documents without a session.
         chunks_without: chunks without a session.
         largest: by number of chunks.
@@ -216,7 +218,7 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic's size."""
+    """The size of a topic."""
 
     topic_id: UUID
     chunks: int
@@ -224,11 +226,11 @@ class Topic:
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics, as the local arm finds them.
+    """The topics, as the local arm finds them.
 
     Args:
-        total: different topics.
-        chunks_with: chunks that are related to at least one.
+        total: number of different topics.
+        chunks_with: chunks that are related to at least one topic.
         largest: by number of chunks.
     """
 
@@ -242,10 +244,10 @@ class PrincipalKind:
     """Grants by the kind of their principal.
 
     Args:
-        kind: what stands before the first colon, or ``public``; None for principals without a colon.
+        kind: the part before the first colon, or ``public``; None for principals without a colon.
         grants: rows of ``document_grants``.
-        principals: different ones.
-        documents: different ones.
+        principals: number of different principals.
+        documents: number of different documents.
     """
 
     kind: str | None
@@ -256,18 +258,18 @@ class PrincipalKind:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may read, by the grants themselves, not by what is derived from them.
+    """Who can read documents, according to the grants themselves, not to the data derived from them.
 
     Args:
         grants: rows of ``document_grants``.
-        documents_unreadable: documents that nobody can read: they have no grant, or only such as no event can
-            make use of, because its principal is empty or longer than 256 characters.
-        documents_unreadable_share: of all documents; None where there is none.
+        documents_unreadable: documents that nobody can read: they have no grants, or only grants to principals that
+            events cannot contain, because they are empty or longer than 256 characters.
+        documents_unreadable_share: of all documents; None if there are none.
         chunks_unreadable: chunks of such documents.
         documents_public: documents that everybody can read.
-        kinds: by number of grants.
-        access_sets: different sets of readers.
-        access_set_max: principals in the largest of them.
+        kinds: sorted by number of grants.
+        access_sets: number of different sets of readers.
+        access_set_max: number of principals in the largest set.
     """
 
     grants: int
@@ -282,7 +284,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Everything that is counted."""
+    """All statistics, and wrong derived data.
+
+    Args:
+        differences: the first row of each table whose derived data differs from the defining rule; None if this role
+            could not compare.
+    """
 
     server: Server
     chunks: Chunks
@@ -294,19 +301,20 @@ class Statistics:
     sessions: Sessions
     topics: Topics
     access: Access
+    differences: tuple[Difference, ...] | None
 
 
 async def collect(connection: Connection) -> Statistics:
-    """Counts the store, in one read-only transaction.
+    """Collect the statistics in one read-only transaction.
 
-    Catalogs answer for versions, sizes, indexes and storage. The rest is counted, and scans: ``_CHUNKS`` reads
-    every row of ``document_chunks`` with its vector (about 4 GB for a million chunks), and so do ``_CHUNK_KEYS``,
-    ``_PARENTS``, ``_SESSIONS`` and ``_UNREADABLE`` without looking at the vector; for the last three an index
-    may do. The other tables are read whole, once or twice, and are small beside it. Nothing is locked against
-    readers or writers.
+    Versions, sizes, indexes and storage come from the catalogs. Everything else is counted with table scans:
+    ``_CHUNKS`` reads every row of ``document_chunks`` with its vector (about 4 GB for a million chunks).
+    ``_CHUNK_KEYS``, ``_PARENTS``, ``_SESSIONS`` and ``_UNREADABLE`` read every row without the vector; the last three
+    may use an index instead. The other tables are read entirely once or twice, and are small in comparison. Readers
+    and writers are not blocked.
 
     Args:
-        connection: as the tables' owner, or anybody else who sees every row; outside of a transaction.
+        connection: as the tables' owner, or another role that sees every row; outside a transaction.
 
     Raises:
         StatisticsError: something is missing, or this role does not see every row.
@@ -318,7 +326,7 @@ async def collect(connection: Connection) -> Statistics:
         raise StatisticsError(f"{_first_line(error)}: {_MIGRATE}") from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise StatisticsError(
-            f"{_first_line(error)}: DATABASE_ADMIN_CONNECTION_STRING must be the tables' owner"
+            f"{_first_line(error)}: set DATABASE_ADMIN_CONNECTION_STRING to the tables' owner"
         ) from error
 
 
@@ -376,18 +384,27 @@ async def _collect(connection: Connection) -> Statistics:
             ),
         ),
         access=await _access(connection, rows, sets["largest"]),
+        differences=await _differences(connection),
     )
 
 
-# Can it be counted?
+async def _differences(connection: Connection) -> tuple[Difference, ...] | None:
+    try:
+        return tuple(await verify(connection))
+    except NotVerified:
+        return None
+
+
+# Prerequisites
 
 
 async def _server(connection: Connection) -> Server:
     row = await connection.fetchrow(
-        # Whoever is logged in: the vector type and its functions may be in a schema of their own.
+        # For any logged-in role: the vector type and its functions may be in a schema of their own.
         "SELECT current_database()::text AS database, current_setting('server_version') AS postgresql,"
         "       extversion AS pgvector,"
-        "       set_config('search_path', format('public, %s', extnamespace::regnamespace), true)"
+        "       set_config('search_path', format('public, %s', extnamespace::regnamespace), true),"
+        "       set_config('quote_all_identifiers', 'off', true)"
         " FROM pg_extension WHERE extname = 'vector'"
     )
     if row is None:
@@ -396,44 +413,24 @@ async def _server(connection: Connection) -> Server:
 
 
 async def _see_everything(connection: Connection) -> None:
-    """Makes sure that what is counted is all there is: row-level security hides without a word."""
-    owners = {row["name"]: row["owner"] for row in await connection.fetch(_OWNERS, list(TABLES))}
+    """Make sure that this role sees every row: row-level security hides rows without an error."""
+    owners = await table_owners(connection)
     missing = [name for name in TABLES if name not in owners]
     if missing:
         raise StatisticsError(f"table public.{missing[0]} is missing: {_MIGRATE}")
-    hidden = await connection.fetch(_HIDDEN, list(TABLES))
+    hidden = await hidden_tables(connection)
     if hidden:
-        # As `migrate`: a member of the owner acts in its name, whether it inherits its rights or not.
-        owner = owners[hidden[0]["name"]]
+        # As in `migrate`: a member of the owner acts as the owner, whether it inherits its rights or not.
+        owner = owners[hidden[0]]
         if await connection.fetchval("SELECT pg_has_role($1, 'MEMBER')", owner):
             await connection.execute(f"SET LOCAL ROLE {quoted(owner)}")
-            hidden = await connection.fetch(_HIDDEN, list(TABLES))
+            hidden = await hidden_tables(connection)
     if hidden:
         role = await connection.fetchval("SELECT current_user::text")
         raise StatisticsError(
-            f"role {role!r} may not see every row of {hidden[0]['name']}:"
-            f" DATABASE_ADMIN_CONNECTION_STRING must be the tables' owner, {owners[hidden[0]['name']]!r}"
+            f"role {role!r} may not see every row of {hidden[0]};"
+            f" set DATABASE_ADMIN_CONNECTION_STRING to the tables' owner, {owners[hidden[0]]!r}"
         )
-
-
-_OWNERS: Final = """
-    SELECT relname::text AS name, pg_get_userbyid(relowner)::text AS owner
-    FROM pg_class
-    WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
-"""
-
-_HIDDEN: Final = """
-    SELECT c.relname::text AS name
-    FROM pg_class c
-    WHERE c.relnamespace = 'public'::regnamespace AND c.relname = ANY ($1::text[])
-      AND row_security_active(c.oid)
-      AND NOT coalesce((
-        SELECT bool_and(p.polpermissive) AND bool_or(pg_get_expr(p.polqual, p.polrelid) = 'true')
-        FROM pg_policy p
-        WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
-          AND EXISTS (SELECT FROM unnest(p.polroles) r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
-    ORDER BY c.relname
-"""
 
 
 # Rows
@@ -469,9 +466,9 @@ _DOCUMENTS: Final = """
     FROM public.documents
 """
 
-# A vector's distance to itself is NaN exactly where pgvector's sum of squares, in float32, is 0 or infinite; its norm
-# is summed in float64, and is 0 for the zero vector only. Well-formed coordinates are an object of numbers that fit
-# into float64; `strict`, because the other mode looks into arrays.
+# A vector's distance to itself is NaN exactly if pgvector's sum of squares, in float32, is 0 or infinite. Its norm is
+# summed in float64, and is 0 only for the zero vector. Well-formed coordinates are an object of numbers that fit into
+# float64; `strict`, because the lax mode unwraps arrays.
 _CHUNKS: Final = """
     SELECT count(*) AS total,
            count(embedding) AS embedded,
@@ -501,12 +498,12 @@ _CHUNKS: Final = """
     END) AS judged (coordinates_kind)
 """
 _OUT_OF_LINE: Final = "count(pg_column_toast_chunk_id(embedding))"
-_SERVER_THAT_TELLS: Final = 17
+_SERVER_WITH_DETAILS: Final = 17
 
 
 def _scan_of_chunks(connection: Connection) -> str:
-    tells = connection.get_server_version().major >= _SERVER_THAT_TELLS
-    return _CHUNKS.replace("{out_of_line}", _OUT_OF_LINE if tells else "NULL::bigint")
+    details = connection.get_server_version().major >= _SERVER_WITH_DETAILS
+    return _CHUNKS.replace("{out_of_line}", _OUT_OF_LINE if details else "NULL::bigint")
 
 
 _PARENTS: Final = """
@@ -602,7 +599,7 @@ _ACCESS_SETS: Final = """
     FROM public.access_sets
 """
 
-# The contract lets a principal have 1 to 256 characters.
+# The contract allows principals of 1 to 256 characters.
 _UNREADABLE: Final = """
     WITH readable AS (
       SELECT DISTINCT document_id AS id FROM public.document_grants
@@ -648,7 +645,7 @@ async def _access(connection: Connection, rows: Mapping[str, int], largest: int)
 
 # Catalogs
 
-# The type's modifier is its number of dimensions; -1 is any.
+# The type modifier is the number of dimensions; -1 means any.
 _VECTOR_COLUMN: Final = """
     SELECT nullif(atttypmod, -1) AS dimensions,
            CASE attstorage WHEN 'p' THEN 'plain' WHEN 'e' THEN 'external'
@@ -667,8 +664,8 @@ _SIZES: Final = """
     WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
 """
 
-# Definitions are compared as `migrate` does: parameters do not matter, nor that chunks without an embedding are left
-# out; an index of any name will do.
+# Definitions are compared as in `migrate`: names and parameters are ignored, and so is a predicate that excludes chunks
+# without an embedding.
 _INDEXES: Final = """
     SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
            regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition,
@@ -700,18 +697,17 @@ async def _tables(connection: Connection, rows: Mapping[str, int]) -> tuple[Tabl
 async def _indexes(connection: Connection) -> tuple[Index, ...]:
     found: dict[tuple[str, str], asyncpg.Record] = {}
     for row in await connection.fetch(_INDEXES, list(TABLES)):
-        # Valid ones come first, and one valid index is enough.
-        found.setdefault((row["table"], QUALIFIERS.sub("", row["definition"])), row)
+        # Valid indexes come first, and one valid index is enough.
+        found.setdefault((row["table"], normalized_index(row["definition"])), row)
     indexes = []
-    for statement in statements("anabranch.principals"):  # no index depends on the setting's name
-        wanted = INDEX.match(statement)
-        if wanted is None:
+    for statement in reference("anabranch.principals"):  # the indexes do not depend on the setting's name
+        if statement.kind != "index":
             continue
-        table, definition = wanted["table"], wanted["definition"]
-        serving = found.get((table, QUALIFIERS.sub("", definition)))
+        table, definition = statement.table, statement.definition
+        serving = found.get((table, normalized_index(definition)))
         shown = definition.removeprefix("USING ")
         if serving is None:
-            indexes.append(Index(wanted["name"], table, shown, "missing", 0))
+            indexes.append(Index(statement.name, table, shown, "missing", 0))
         else:
             state: Literal["valid", "invalid"] = "valid" if serving["valid"] else "invalid"
             indexes.append(Index(serving["name"], table, shown, state, serving["bytes"]))
@@ -719,7 +715,7 @@ async def _indexes(connection: Connection) -> tuple[Index, ...]:
 
 
 async def _row(connection: Connection, query: str) -> dict[str, Any]:
-    """The only row of a query that has one."""
+    """The row of a query that returns exactly one."""
     (row,) = await connection.fetch(query)
     return dict(row)
 

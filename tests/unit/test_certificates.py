@@ -22,9 +22,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def told(**files: Path | str | None) -> str:
+def diagnosis_of(**files: Path | str | None) -> str:
     """What is said of a connection; and of the settings, the same."""
-    connection = BrokerConnection("localhost:9092", "SSL", **files)  # type: ignore[arg-type]
+    connection = BrokerConnection("localhost:9092", "SSL", **files)  # type: ignore[arg-type]  # keywords by any name
     with pytest.raises(UnusableCertificate) as caught:
         connection.client_options()
     message = str(caught.value)
@@ -43,30 +43,34 @@ def told(**files: Path | str | None) -> str:
 def test_files_that_are_not_there_are_named(certificates: Certificates) -> None:
     client = certificates.client("worker")
     absent = Path("/nowhere/file.pem")
-    assert told(cafile=absent) == "KAFKA_SSL_CAFILE cannot be read: No such file or directory"
-    assert told(certfile=absent) == "KAFKA_SSL_CERTFILE cannot be read: No such file or directory"
-    assert told(certfile=client.certificate, keyfile=absent).startswith("KAFKA_SSL_KEYFILE cannot be read")
-    assert told(cafile=absent.parent.parent) == "KAFKA_SSL_CAFILE cannot be read: Is a directory"
+    assert diagnosis_of(cafile=absent) == "KAFKA_SSL_CAFILE cannot be read: No such file or directory"
+    assert diagnosis_of(certfile=absent) == "KAFKA_SSL_CERTFILE cannot be read: No such file or directory"
+    assert diagnosis_of(certfile=client.certificate, keyfile=absent).startswith(
+        "KAFKA_SSL_KEYFILE cannot be read"
+    )
+    assert diagnosis_of(cafile=absent.parent.parent) == "KAFKA_SSL_CAFILE cannot be read: Is a directory"
 
 
 def test_files_that_are_something_else_are_named(certificates: Certificates, tmp_path: Path) -> None:
     client, other = certificates.client("worker"), certificates.client("other")
     noise = tmp_path / "noise.pem"
     noise.write_text(SECRET)
-    assert told(cafile=noise) == "KAFKA_SSL_CAFILE: there is no PEM certificate in it"
-    assert told(cafile=client.key) == "KAFKA_SSL_CAFILE: there is no PEM certificate in it"
-    assert "no PEM certificate and key" in told(certfile=noise)
-    assert "no PEM certificate and key" in told(certfile=client.certificate)  # without its key
-    assert told(certfile=client.certificate, keyfile=other.key) == (
-        "KAFKA_SSL_KEYFILE: the key is not that of the certificate in KAFKA_SSL_CERTFILE"
+    assert diagnosis_of(cafile=noise) == "KAFKA_SSL_CAFILE: the file does not contain a PEM certificate"
+    assert diagnosis_of(cafile=client.key) == "KAFKA_SSL_CAFILE: the file does not contain a PEM certificate"
+    assert "not contain a PEM certificate and key" in diagnosis_of(certfile=noise)
+    assert "not contain a PEM certificate and key" in diagnosis_of(
+        certfile=client.certificate
+    )  # without its key
+    assert diagnosis_of(certfile=client.certificate, keyfile=other.key) == (
+        "KAFKA_SSL_KEYFILE: the key does not match the certificate in KAFKA_SSL_CERTFILE"
     )
 
 
 def test_a_locked_key_is_never_asked_for_on_the_terminal(certificates: Certificates) -> None:
     locked = certificates.client("worker", passphrase=SECRET)
-    message = "KAFKA_SSL_KEY_PASSWORD is not set, or does not open the key in KAFKA_SSL_KEYFILE"
-    assert told(certfile=locked.certificate, keyfile=locked.key) == message
-    assert told(certfile=locked.certificate, keyfile=locked.key, key_password=SECRET + "x") == message
+    message = "KAFKA_SSL_KEY_PASSWORD is not set, or does not decrypt the key in KAFKA_SSL_KEYFILE"
+    assert diagnosis_of(certfile=locked.certificate, keyfile=locked.key) == message
+    assert diagnosis_of(certfile=locked.certificate, keyfile=locked.key, key_password=SECRET + "x") == message
     right = BrokerConnection(
         "localhost:9092", "SSL", certfile=locked.certificate, keyfile=locked.key, key_password=SECRET
     )
@@ -89,7 +93,7 @@ def test_what_logs_in_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
         SaslAuthenticateRequest(SECRET.encode()).prepare({36: (0, 1)}),
     ):
         assert SECRET in str(request)
-        with caplog.at_level(logging.DEBUG):
+        with caplog.at_level(logging.DEBUG, logger=logger.name):  # whatever other tests left its parents at
             logger.debug("Request to %s:%d %d: %s", "host", 9092, 1, request)
             logger.debug("Request to %s:%d %d: %s", "host", 9092, 2, "another")
     assert [record.args for record in caplog.records] == [("host", 9092, 2, "another")] * 2
@@ -118,11 +122,11 @@ async def test_a_connection_string_that_cannot_be_used_is_not_quoted(dsn: str) -
     found = explain(caught.value, "DATABASE_ADMIN_CONNECTION_STRING")
     assert found is not None
     assert found.before_connect
-    assert str(found).startswith("DATABASE_ADMIN_CONNECTION_STRING cannot be used: ")
+    assert str(found).startswith("DATABASE_ADMIN_CONNECTION_STRING is invalid: ")
     assert SECRET not in str(found)
 
 
-async def test_a_server_that_is_not_there_is_no_fault_of_the_connection_string() -> None:
+async def test_a_missing_server_is_not_blamed_on_the_connection_string() -> None:
     for dsn in ("postgresql://a:b@127.0.0.1:1/db", "postgresql://a:b@/db?host=/nowhere"):
         with pytest.raises(OSError) as caught:  # noqa: PT011  # refused, or no such socket
             await asyncpg.connect(dsn, timeout=5)

@@ -75,9 +75,9 @@ def meaning(kind: type[BaseException]) -> Meaning:
 
 @pytest.mark.parametrize("kind", list(asyncpg_errors()))
 def test_every_exception_of_asyncpg_means_what_the_specification_says(kind: type[BaseException]) -> None:
-    fault = translate(kind(f"no such thing as {SECRET}"))
-    assert (None if fault is None else type(fault)) is meaning(kind)
-    assert SECRET not in str(fault)
+    translated = translate(kind(f"no such thing as {SECRET}"))
+    assert (None if translated is None else type(translated)) is meaning(kind)
+    assert SECRET not in str(translated)
 
 
 def test_the_walk_meets_all_of_them() -> None:
@@ -96,8 +96,8 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
     fields = {"S": "ERROR", "V": "ERROR", "C": state, "M": SECRET}
     error = asyncpg.PostgresError.new(fields)  # as the protocol makes them
     assert error.sqlstate == state
-    fault = translate(error)
-    assert (None if fault is None else type(fault)) is expected
+    translated = translate(error)
+    assert (None if translated is None else type(translated)) is expected
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
     ids=lambda error: type(error).__name__,
 )
 def test_a_socket_that_fails_is_a_store_that_is_not_there(error: BaseException) -> None:
-    fault = translate(error)
-    assert type(fault) is StoreUnavailable
-    assert SECRET not in str(fault)
+    translated = translate(error)
+    assert type(translated) is StoreUnavailable
+    assert SECRET not in str(translated)
 
 
-def test_a_certificate_that_is_not_to_be_trusted_is_for_an_operator_to_mend() -> None:
-    fault = translate(ssl.SSLCertVerificationError(SECRET))  # also an OSError, and a ValueError
-    assert type(fault) is StoreMisconfigured
-    assert SECRET not in str(fault)
+def test_a_certificate_that_is_not_to_be_trusted_is_for_an_operator_to_fix() -> None:
+    translated = translate(ssl.SSLCertVerificationError(SECRET))  # also an OSError, and a ValueError
+    assert type(translated) is StoreMisconfigured
+    assert SECRET not in str(translated)
 
 
 def test_a_timeout_is_a_timeout_though_it_is_also_an_os_error() -> None:
@@ -156,6 +156,6 @@ def test_what_is_not_the_drivers_nobody_foresaw(error: BaseException) -> None:
     ],
 )
 def test_a_misconfiguration_names_its_remedy(kind: type[BaseException], remedy: str) -> None:
-    fault = translate(kind(SECRET))
-    assert remedy in str(fault)
-    assert "\n" not in str(fault)
+    translated = translate(kind(SECRET))
+    assert remedy in str(translated)
+    assert "\n" not in str(translated)

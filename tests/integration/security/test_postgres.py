@@ -15,12 +15,12 @@ import pytest
 
 from tests.certificates import Certificates, Identity
 from tests.conftest import Database, PostgresServer
-from tests.left_out import unavailable
 from tests.disclosure import assert_silent
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query
 from tests.integration.maven import Unresolved
 from tests.integration.tls_postgres import ACCOUNT, install, tls_postgres
+from tests.left_out import unavailable
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)  # it is not what is asked here
 

@@ -5,33 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import defaultdict
-from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import asyncpg
 import pytest
 
-from tests.integration.oracle import merged_metadata
+from tests.integration.access_oracle import (
+    METADATA,
+    PRINCIPALS,
+    READABLE,
+    SETTING,
+    all_three,
+    assert_derived_is_true,
+    assert_derived_is_true_but_for_unused_sets,
+    chunk,
+    connected,
+    document,
+    drop_foreign_keys,
+    grant,
+    revoke,
+    seen_by,
+    until_blocked,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from tests.conftest import Database
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-SETTING = "anabranch.principals"
-PRINCIPALS = ("user:1", "user:2", "group:law", "public")
-READABLE = {
-    "documents": "id",
-    "document_chunks": "id",
-    "chunk_topics": "chunk_id",
-    "chunk_metadata": "chunk_id",
-    "access_sets": "id",
-}
+T = TypeVar("T")
 
 HOSTILE = (
     "user:1,user:2",
@@ -61,133 +66,6 @@ HOSTILE = (
     "x" * 256,
     "\U0001f511" * 256,
 )
-
-
-# No two of the values read alike as results carry them, but for those that are meant to.
-METADATA = (
-    '{"year": 2020}',
-    '{"year": "2020", "author": "Ā"}',
-    '{"year": null, "author": ["a", 1]}',
-    '{"author": {"name": "a"}, "": ""}',
-    '{"author": true, "year": 2021}',
-    "[1]",
-    '"year"',
-    "null",
-)
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def all_three(database: Database) -> AsyncIterator[tuple[Connection, Connection, Connection]]:
-    """The owner, a back end, a worker."""
-    async with (
-        connected(database.owner) as owner,
-        connected(database.writer) as writer,
-        connected(database.worker) as worker,
-    ):
-        yield owner, writer, worker
-
-
-async def seen_by(
-    worker: Connection, principals: str | Iterable[str], table: str = "document_chunks"
-) -> set[Any]:
-    """The ids that a worker reads for an asker; a string is put into the setting as it is."""
-    value = principals if isinstance(principals, str) else json.dumps(list(principals))
-    async with worker.transaction(readonly=True):
-        await worker.execute("SELECT set_config($1, $2, true)", SETTING, value)
-        return {row[0] for row in await worker.fetch(f"SELECT {READABLE[table]} FROM {table}")}
-
-
-async def document(connection: Connection, *principals: str) -> UUID:
-    id_: UUID = await connection.fetchval("INSERT INTO documents (title) VALUES ('t') RETURNING id")
-    await grant(connection, id_, *principals)
-    return id_
-
-
-async def grant(connection: Connection, document_id: UUID, *principals: str) -> None:
-    await connection.execute(
-        "INSERT INTO document_grants SELECT $1, p FROM unnest($2::text[]) p", document_id, list(principals)
-    )
-
-
-async def revoke(connection: Connection, document_id: UUID, *principals: str) -> None:
-    await connection.execute(
-        "DELETE FROM document_grants WHERE document_id = $1 AND principal = ANY ($2::text[])",
-        document_id,
-        list(principals),
-    )
-
-
-async def chunk(connection: Connection, document_id: UUID, topics: Iterable[UUID] = ()) -> UUID:
-    id_: UUID = await connection.fetchval(
-        "INSERT INTO document_chunks (document_id, text_content, related_topic_ids)"
-        " VALUES ($1, 'c', $2) RETURNING id",
-        document_id,
-        list(topics),
-    )
-    return id_
-
-
-def overlaid(document: Mapping[str, Any] | None, chunk: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata that results carry."""
-    return merged_metadata(*(json.loads((row or {}).get("metadata") or "null") for row in (document, chunk)))[
-        0
-    ]
-
-
-async def assert_derived_is_true(owner: Connection, worker: Connection) -> None:
-    """Everything that is derived, recomputed from the three tables by the plain rule."""
-    documents = {
-        row["id"]: row for row in await owner.fetch("SELECT id, access_set_id, metadata FROM documents")
-    }
-    chunks = await owner.fetch(
-        "SELECT id, document_id, session_id, related_topic_ids, access_set_id, metadata FROM document_chunks"
-    )
-    readers = defaultdict(set)
-    for row in await owner.fetch("SELECT document_id, principal FROM document_grants"):
-        readers[row["document_id"]].add(row["principal"])
-    sets = {
-        row["id"]: row["principals"] for row in await owner.fetch("SELECT id, principals FROM access_sets")
-    }
-
-    for id_, row in documents.items():
-        assert sets.get(row["access_set_id"]) == (sorted(readers[id_]) or None), f"document {id_}"
-    for row in chunks:
-        its = documents.get(row["document_id"])
-        assert row["access_set_id"] == (its["access_set_id"] if its else None), f"chunk {row['id']}"
-    assert {tuple(row) for row in await owner.fetch("SELECT * FROM chunk_topics")} == {
-        (topic, row["id"], row["session_id"], row["access_set_id"])
-        for row in chunks
-        for topic in row["related_topic_ids"] or ()
-        if topic is not None
-    }
-    assert {tuple(row) for row in await owner.fetch("SELECT * FROM chunk_metadata")} == {
-        (UUID(bytes=sha256(f"{key}\0{text}".encode()).digest()[:16]), row["id"], row["access_set_id"])
-        for row in chunks
-        for key, text in overlaid(documents.get(row["document_id"]), row).items()
-    }
-    assert set(sets) == {row["access_set_id"] for row in documents.values()} - {None}, "a set is left over"
-    assert tuple(await owner.fetchrow("SELECT * FROM anabranch_derive_anew()") or ()) == (0,) * 5
-
-    for asker in [(p,) for p in PRINCIPALS] + [("user:1", "group:law"), ("nobody",)]:
-        visible = {id_ for id_ in documents if readers[id_] & {*asker, "public"}}
-        assert await seen_by(worker, asker, "documents") == visible
-        theirs = {row["id"]: row for row in chunks if row["document_id"] in visible}
-        assert await seen_by(worker, asker) == set(theirs)
-        assert await seen_by(worker, asker, "chunk_topics") == {
-            id_ for id_, row in theirs.items() if any(row["related_topic_ids"] or ())
-        }
-        assert await seen_by(worker, asker, "chunk_metadata") == {
-            id_ for id_, row in theirs.items() if overlaid(documents[row["document_id"]], row)
-        }
 
 
 # Any order of writes
@@ -235,7 +113,7 @@ class Writes:
     def uuid(self) -> UUID:
         return UUID(int=self.random.getrandbits(128))
 
-    def one(self, of: list[Any]) -> Any:
+    def one(self, of: Sequence[T]) -> T:
         return self.random.choice(of)
 
     async def step(self) -> str:
@@ -382,11 +260,7 @@ async def test_any_order_of_writes_leaves_the_truth(
     """Without foreign keys, as in a back end's own tables, documents may come after their grants."""
     async with all_three(database) as (owner, writer, worker):
         if unrelated:
-            await owner.execute(
-                "ALTER TABLE document_chunks DROP CONSTRAINT document_chunks_document_id_fkey;"
-                "ALTER TABLE document_grants DROP CONSTRAINT document_grants_document_id_fkey;"
-                "ALTER TABLE document_chunks ALTER related_topic_ids DROP NOT NULL"
-            )
+            await drop_foreign_keys(owner)
         writes = Writes(seed, writer, owner, unrelated=unrelated)
         history = []
         for _ in range(120):
@@ -415,14 +289,6 @@ async def test_a_bulk_load_is_one_statement(database: Database) -> None:
 
 
 # At the same time
-
-
-async def until_blocked(observer: Connection, pid: int) -> None:
-    for _ in range(200):
-        if await observer.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", pid):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the second transaction did not wait for the first")
 
 
 @pytest.fixture
@@ -530,52 +396,7 @@ async def test_nobody_waits_for_another_ones_set_of_readers(pair: Pair) -> None:
     await grant(two, d, "old")  # the set that is being thrown away
     await first.commit()
     await second.commit()
-    await assert_derived_is_true_but_for_doubles(owner, worker)
-
-
-async def assert_derived_is_true_but_for_doubles(owner: Connection, worker: Connection) -> None:
-    *wrong, _ = await owner.fetchrow("SELECT * FROM anabranch_derive_anew()") or ()
-    assert wrong == [0] * 4
-    await assert_derived_is_true(owner, worker)
-
-
-A_CHUNK = "(SELECT id FROM document_chunks ORDER BY random() LIMIT 1)"
-# $1 a document, $2 a principal, $3 metadata
-AT_RANDOM = (
-    "INSERT INTO document_grants VALUES ($1, $2) ON CONFLICT DO NOTHING",
-    "INSERT INTO document_grants VALUES ($1, $2) ON CONFLICT DO NOTHING",
-    "DELETE FROM document_grants WHERE document_id = $1 AND principal = $2",
-    """INSERT INTO document_chunks (document_id, text_content, related_topic_ids, metadata)
-       VALUES ($1, 'c', ARRAY[gen_random_uuid()], $3)""",
-    f"UPDATE document_chunks SET document_id = $1 WHERE id = {A_CHUNK}",
-    "UPDATE documents SET metadata = $3 WHERE id = $1",
-    f"UPDATE document_chunks SET metadata = $3 WHERE id = {A_CHUNK}",
-    f"DELETE FROM document_chunks WHERE id = {A_CHUNK}",
-)
-
-
-async def test_many_writers_at_the_same_time(database: Database) -> None:
-    """Deadlocks may happen, and are the writer's to repeat; wrong access may not."""
-
-    async def write(seed: int) -> None:
-        async with connected(database.writer) as writer:
-            choose = random.Random(seed)
-            for _ in range(60):
-                values = (choose.choice(ids), choose.choice(PRINCIPALS), choose.choice(METADATA))
-                statements = choose.choices(AT_RANDOM, k=choose.randint(1, 3))
-                with suppress(asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                    async with writer.transaction():
-                        for statement in statements:
-                            await writer.execute(
-                                f"WITH _ AS (SELECT $1::uuid, $2::text, $3::jsonb) {statement}", *values
-                            )
-
-    async with connected(database.admin) as admin:
-        await admin.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '10ms'")
-    async with connected(database.owner) as owner, connected(database.worker) as worker:
-        ids = [await document(owner) for _ in range(4)]
-        await asyncio.gather(*(write(seed) for seed in range(8)))
-        await assert_derived_is_true_but_for_doubles(owner, worker)
+    await assert_derived_is_true_but_for_unused_sets(owner, worker)
 
 
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
@@ -605,7 +426,7 @@ async def test_a_stricter_isolation_level_misses_no_chunk(pair: Pair, isolation:
         await late.start()
         await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
         await chunk(one, id_)
-        with pytest.raises(asyncpg.FeatureNotSupportedError, match="READ COMMITTED only"):
+        with pytest.raises(asyncpg.FeatureNotSupportedError, match="only be written in READ COMMITTED"):
             await two.execute(change, id_)
         await late.rollback()
     await assert_derived_is_true(owner, worker)
@@ -720,8 +541,8 @@ async def test_nothing_is_left_on_a_connection(database: Database) -> None:
         "ALTER TABLE documents DISABLE ROW LEVEL SECURITY",
         "DROP POLICY anabranch_reader_documents ON documents",
         "SELECT anabranch_access_set(gen_random_uuid())",
-        "SELECT anabranch_derive_anew()",
-        "SELECT anabranch_wrong_documents()",
+        "SELECT anabranch_rebuild_derived()",
+        "SELECT anabranch_stale_documents()",
         "CREATE TABLE public.mine ()",
     ],
 )
@@ -783,7 +604,7 @@ async def test_a_back_ends_own_objects_do_not_come_between(database: Database) -
 # What it costs
 
 
-async def test_the_asker_is_looked_at_once_a_statement(database: Database) -> None:
+async def test_the_caller_is_evaluated_once_a_statement(database: Database) -> None:
     async with connected(database.owner) as owner, connected(database.worker) as worker:
         await owner.execute(
             "INSERT INTO documents (id) SELECT gen_random_uuid() FROM generate_series(1, 300)"

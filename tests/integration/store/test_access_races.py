@@ -55,9 +55,6 @@ async def without_keys(pair: Pair) -> Pair:
     return pair
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the access set is computed before the insert waits, so former readers keep access"
-)
 @pytest.mark.parametrize(
     "insert",
     [
@@ -84,9 +81,6 @@ async def test_a_document_that_is_deleted_while_it_is_inserted_again(pair: Pair,
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the access set is computed before the update waits, so former readers keep access"
-)
 async def test_a_document_that_takes_the_id_of_one_that_is_deleted(pair: Pair) -> None:
     one, two, owner, worker = pair
     id_, other = await document(one, "user:1"), await document(one)
@@ -102,7 +96,6 @@ async def test_a_document_that_takes_the_id_of_one_that_is_deleted(pair: Pair) -
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="an insert takes the grants of an outdated snapshot")
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 async def test_an_insert_with_an_old_snapshot_of_the_grants_fails(pair: Pair, isolation: Any) -> None:
     one, two, owner, worker = pair
@@ -118,7 +111,6 @@ async def test_an_insert_with_an_old_snapshot_of_the_grants_fails(pair: Pair, is
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="an insert takes the grants of an outdated snapshot")
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 async def test_a_snapshot_that_holds_another_chunk_of_the_same_id(pair: Pair, isolation: Any) -> None:
     """The id is free by now, but the snapshot still shows the chunk that had it, beside the new one."""
@@ -143,7 +135,6 @@ async def test_a_snapshot_that_holds_another_chunk_of_the_same_id(pair: Pair, is
         await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="an insert takes the grants of an outdated snapshot")
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 async def test_a_snapshot_that_holds_another_document_of_the_same_id(
     without_keys: Pair, isolation: Any
@@ -165,9 +156,6 @@ async def test_a_snapshot_that_holds_another_document_of_the_same_id(
 # Without foreign keys
 
 
-@pytest.mark.xfail(
-    strict=True, reason="without foreign keys a revocation misses a document that is being inserted"
-)
 async def test_a_revocation_while_its_document_is_inserted(without_keys: Pair) -> None:
     one, two, owner, worker = without_keys
     id_ = uuid4()
@@ -184,7 +172,6 @@ async def test_a_revocation_while_its_document_is_inserted(without_keys: Pair) -
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="without foreign keys a document keeps a grant that is being revoked")
 async def test_a_document_that_is_inserted_while_its_grant_is_revoked(without_keys: Pair) -> None:
     one, two, owner, worker = without_keys
     id_ = uuid4()
@@ -201,9 +188,6 @@ async def test_a_document_that_is_inserted_while_its_grant_is_revoked(without_ke
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="without foreign keys a chunk misses a document that is being inserted"
-)
 async def test_a_chunk_that_is_inserted_while_its_document_is(without_keys: Pair) -> None:
     one, two, owner, worker = without_keys
     id_ = uuid4()
@@ -219,7 +203,23 @@ async def test_a_chunk_that_is_inserted_while_its_document_is(without_keys: Pair
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="a write with an outdated snapshot misses rows that came since")
+async def test_a_revocation_while_its_document_is_deleted_and_inserted_again(without_keys: Pair) -> None:
+    one, two, owner, worker = without_keys
+    id_ = await document(one, "user:1")
+    await chunk(one, id_)
+    first = one.transaction()
+    await first.start()
+    await one.execute("DELETE FROM documents WHERE id = $1", id_)
+    await one.execute("INSERT INTO documents (id) VALUES ($1)", id_)
+    await chunk(one, id_)
+    second = asyncio.create_task(revoke(two, id_, "user:1"))
+    await until_blocked_or_done(owner, two, second)
+    await first.commit()
+    await second
+    assert await seen_by(worker, ["user:1"]) == set()
+    await assert_derived_is_true(owner, worker)
+
+
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 @pytest.mark.parametrize(
     "change",
@@ -246,7 +246,6 @@ async def test_a_document_that_the_snapshot_lacks_is_not_missed(
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="a write with an outdated snapshot leaves metadata entries behind")
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 @pytest.mark.parametrize(
     "change", ["DELETE FROM document_chunks", "UPDATE document_chunks SET id = gen_random_uuid()"]
@@ -268,7 +267,6 @@ async def test_a_chunk_whose_document_the_snapshot_lacks_leaves_no_entry(
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="an insert takes the grants of an outdated snapshot")
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 @pytest.mark.parametrize(
     "change",
@@ -316,10 +314,6 @@ CHANGES_THE_DOCUMENT = """
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a back end's trigger that sorts later changes the document after the access set was computed",
-)
 async def test_a_trigger_that_comes_after_ours(pair: Pair) -> None:
     one, _, owner, worker = pair
     shared, secret = await document(one, "user:1"), await document(one)
@@ -332,7 +326,6 @@ async def test_a_trigger_that_comes_after_ours(pair: Pair) -> None:
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="a back end's trigger can suppress a revocation silently")
 @pytest.mark.parametrize("table", ["documents", "document_chunks"])
 async def test_a_trigger_that_keeps_access_from_being_revoked_makes_the_revocation_fail(
     pair: Pair, table: str
@@ -349,7 +342,6 @@ async def test_a_trigger_that_keeps_access_from_being_revoked_makes_the_revocati
     await assert_derived_is_true(owner, worker)
 
 
-@pytest.mark.xfail(strict=True, reason="conditions of triggers resolve operators through the search path")
 async def test_an_operator_that_was_planted_before_is_not_used(empty_database: Database) -> None:
     async with connected(empty_database.admin) as admin:
         await admin.execute(
@@ -384,3 +376,57 @@ PARTITIONED = """
     CREATE TABLE document_chunks_0 PARTITION OF document_chunks FOR VALUES WITH (MODULUS 1, REMAINDER 0);
     CREATE TABLE document_grants_0 PARTITION OF document_grants FOR VALUES WITH (MODULUS 1, REMAINDER 0);
 """
+
+
+async def test_partitions(empty_database: Database) -> None:
+    """Written through the parents, or documents and chunks directly: triggers on rows are the partitions' too."""
+    async with connected(empty_database.owner) as owner:
+        await owner.execute(PARTITIONED)
+        await migrate(empty_database.owner, principals_setting=SETTING)
+        async with connected(empty_database.worker) as worker:
+            id_ = await document(owner, "user:1", "user:2")
+            await owner.execute(
+                "INSERT INTO document_chunks_0 (id, document_id, text_content)"
+                " VALUES (gen_random_uuid(), $1, 'c')",
+                id_,
+            )
+            await owner.execute("""UPDATE documents_0 SET metadata = '{"a": 1}'""")
+            await assert_derived_is_true(owner, worker)
+            await revoke(owner, id_, "user:1")
+            assert await seen_by(worker, ["user:1"]) == set()
+            await assert_derived_is_true(owner, worker)
+            await owner.execute("DELETE FROM documents_0")
+            await assert_derived_is_true(owner, worker)
+
+
+@pytest.mark.parametrize(
+    "bypass",
+    [
+        "DELETE FROM document_grants_0",  # triggers on statements are the parent's only
+        "SET session_replication_role = replica; DELETE FROM document_grants",
+        "ALTER TABLE document_grants DISABLE TRIGGER USER; DELETE FROM document_grants",
+    ],
+    ids=["a partition", "replication", "triggers off"],
+)
+async def test_a_revocation_past_the_triggers_is_found_and_repaired(
+    empty_database: Database, bypass: str
+) -> None:
+    async with (
+        connected(empty_database.admin) as admin,
+        connected(empty_database.owner) as owner,
+    ):
+        await owner.execute(PARTITIONED)
+        await migrate(empty_database.owner, principals_setting=SETTING)
+        async with connected(empty_database.worker) as worker:
+            id_ = await document(owner, "user:1")
+            await owner.execute(
+                "INSERT INTO document_chunks (id, document_id, text_content) VALUES (gen_random_uuid(), $1, 'c')",
+                id_,
+            )
+            await admin.execute(bypass)
+            assert len(await seen_by(worker, ["user:1"])) == 1
+            stale = await owner.fetch("SELECT * FROM anabranch_stale_documents()")
+            assert [tuple(row) for row in stale] == [(id_,)]
+            await owner.execute("SELECT anabranch_rebuild_derived()")
+            assert await seen_by(worker, ["user:1"]) == set()
+            await assert_derived_is_true(owner, worker)

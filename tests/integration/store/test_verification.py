@@ -89,7 +89,6 @@ def derived(database: Database, *, admin: str | None) -> list[dict[str, Any]]:
     return [finding for finding in json.loads(ended.stdout) if finding["check"] == "derived"]
 
 
-@pytest.mark.xfail(strict=True, reason="check does not compare derived data with the grants")
 @pytest.mark.parametrize(("table", "bypass"), BYPASSES.values(), ids=BYPASSES.keys())
 async def test_what_bypassed_the_triggers_is_found_and_repaired(
     database: Database, table: str, bypass: str
@@ -111,7 +110,6 @@ async def test_what_bypassed_the_triggers_is_found_and_repaired(
     assert anabranch("stats", DATABASE_ADMIN_CONNECTION_STRING=database.owner).returncode == 0
 
 
-@pytest.mark.xfail(strict=True, reason="check does not mention that derived data was not verified")
 async def test_without_the_owners_connection_it_says_that_it_was_not_verified(database: Database) -> None:
     (finding,) = derived(database, admin=None)
     assert finding["level"] == "warning"
@@ -119,7 +117,6 @@ async def test_without_the_owners_connection_it_says_that_it_was_not_verified(da
     assert "DATABASE_ADMIN_CONNECTION_STRING" in finding["remedy"]
 
 
-@pytest.mark.xfail(strict=True, reason="check does not mention that derived data was not verified")
 async def test_a_connection_that_does_not_see_every_row_is_not_taken_for_a_verification(
     database: Database,
 ) -> None:
@@ -128,7 +125,6 @@ async def test_a_connection_that_does_not_see_every_row_is_not_taken_for_a_verif
     assert "store_owner" in finding["detail"]
 
 
-@pytest.mark.xfail(strict=True, reason="check does not compare derived data with the grants")
 async def test_a_whole_dump_restores_to_a_store_that_needs_nothing(
     postgres: PostgresServer, database: Database, tmp_path: Path
 ) -> None:

@@ -1,0 +1,456 @@
+"""Reads a store's catalogs in a form that can be compared with the reference schema.
+
+Only catalogs that any role may read are used. PostgreSQL prints definitions with the search_path ``pg_catalog``, so
+that everything from another schema has that schema's name as a prefix. This reveals operators, functions or types that
+somebody planted.
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import asyncpg
+
+from streams.store.reference import (
+    INTERNAL_TABLES,
+    TABLES,
+    VERSION_TABLE,
+    Kind,
+    Statement,
+    function_definition,
+    normalized,
+    normalized_index,
+    normalized_trigger,
+)
+
+__all__ = [
+    "UNREADABLE",
+    "Catalog",
+    "Connection",
+    "Function",
+    "Index",
+    "Relation",
+    "Trigger",
+    "qualified_names",
+    "quoted",
+    "read_catalog",
+]
+
+Connection: TypeAlias = (
+    "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+)
+
+#: The version if this role may not read it.
+UNREADABLE: Final = -1
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table, or another object with its name."""
+
+    oid: int
+    kind: str  # pg_class.relkind
+    owner: str
+    enabled: bool  # row-level security
+    forced: bool
+    holds_pages: bool  # false: the table is empty; true: it may have rows
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index on one of the tables."""
+
+    table: str
+    name: str
+    valid: bool
+    definition: str
+    usable: bool  # not partial, or partial only by excluding chunks without an embedding
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function with one of Anabranch's names."""
+
+    name: str
+    signature: str
+    owner: str
+    definition: str
+    public: bool  # PUBLIC may execute it
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A trigger on one of the tables, except those of foreign keys."""
+
+    table: str
+    name: str
+    definition: str
+    disabled_on: str  # the table and partitions where it does not fire; empty: it fires everywhere
+    foreign: bool  # its condition uses something from outside PostgreSQL's own catalog
+    before_row: bool
+    constraint: bool
+
+    @property
+    def enabled(self) -> bool:
+        return not self.disabled_on
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The actual state of a store, and how it compares with the reference."""
+
+    relations: Mapping[str, Relation]
+    columns: Mapping[tuple[str, str], tuple[str, str]]  # type and storage
+    indexes: Sequence[Index]
+    functions: Sequence[Function]
+    triggers: Mapping[tuple[str, str], Trigger]
+    policies: Mapping[tuple[str, str], str]
+    rights: frozenset[tuple[str, str, str, str]]  # table, column or '', role, privilege
+    schema_usage: frozenset[str]
+    version: int
+    oldest_worker: int
+
+    @property
+    def owner(self) -> str | None:
+        """The owner of the tables, if all have the same one."""
+        owners = {relation.owner for name, relation in self.relations.items() if name in TABLES}
+        return owners.pop() if len(owners) == 1 else None
+
+    def has(self, statement: Statement) -> bool:
+        """Whether the object that a reference statement creates already exists as defined.
+
+        Always false for statements that do not create an object: rebuilding, ANALYZE, the version.
+        """
+        test = _HAS.get(statement.kind)
+        return test is not None and test(self, statement)
+
+    def differs(self, statement: Statement) -> bool:
+        """Whether a function exists but differs from the statement."""
+        return any(found.name == statement.name for found in self.functions) and not self.has(statement)
+
+    def index_for(self, statement: Statement) -> Index | None:
+        """A valid index with the same definition and any name or parameters, which do not affect searches."""
+        expected = normalized_index(statement.definition)
+        for index in self.indexes:
+            if (
+                index.table == statement.table
+                and index.valid
+                and index.usable
+                and index.definition == expected
+            ):
+                return index
+        return None
+
+
+def _has_column(catalog: Catalog, statement: Statement) -> bool:
+    return (statement.table, statement.name) in catalog.columns
+
+
+def _has_storage(catalog: Catalog, statement: Statement) -> bool:
+    return catalog.columns.get((statement.table, statement.name), ("", ""))[1] == "p"
+
+
+def _is_enabled(catalog: Catalog, statement: Statement) -> bool:
+    relation = catalog.relations.get(statement.table)
+    return relation is not None and (relation.enabled if statement.kind == "enable" else relation.forced)
+
+
+def _has_function(catalog: Catalog, statement: Statement) -> bool:
+    return any(
+        found.definition == statement.definition and found.owner == catalog.owner
+        for found in catalog.functions
+        if found.name == statement.name
+    )
+
+
+def _has_trigger(catalog: Catalog, statement: Statement) -> bool:
+    found = catalog.triggers.get((statement.table, statement.name))
+    return (
+        found is not None and found.enabled and not found.foreign and found.definition == statement.definition
+    )
+
+
+def _is_revoked(catalog: Catalog, statement: Statement) -> bool:
+    own_names = set(re.findall(r"public\.(\w+)\(", statement.sql))
+    return not any(function.public for function in catalog.functions if function.name in own_names)
+
+
+def _is_granted(catalog: Catalog, statement: Statement) -> bool:
+    match = _GRANT.match(statement.sql)
+    if match is None:
+        return False
+    roles = re.findall(r"\w+", match["roles"])
+    if match["schema"]:
+        return catalog.schema_usage >= set(roles)
+    return all(
+        (table, column, role, privilege) in catalog.rights or (table, "", role, privilege) in catalog.rights
+        for table in re.findall(r"public\.(\w+)", match["tables"])
+        for column in re.findall(r"\w+", match["columns"] or "") or [""]
+        for role in roles
+        for privilege in re.findall(r"\w+", match["privileges"])
+    )
+
+
+_HAS: Final[dict[Kind, Callable[[Catalog, Statement], bool]]] = {
+    "table": lambda catalog, statement: statement.table in catalog.relations,
+    "column": _has_column,
+    "storage": _has_storage,
+    "enable": _is_enabled,
+    "force": _is_enabled,
+    "index": lambda catalog, statement: catalog.index_for(statement) is not None,
+    "function": _has_function,
+    "revoke": _is_revoked,
+    "trigger": _has_trigger,
+    "policy": lambda catalog, statement: (
+        catalog.policies.get((statement.table, statement.name)) == statement.definition
+    ),
+    "grant": _is_granted,
+}
+
+_GRANT: Final = re.compile(
+    r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?\s+ON (?:(?P<schema>SCHEMA public)|(?P<tables>.+?))"
+    r"\s+TO (?P<roles>[\w, ]+)$",
+    re.DOTALL,
+)
+
+
+async def read_catalog(
+    connection: Connection,
+    functions: Sequence[str],
+    roles: Sequence[str] = ("anabranch_reader", "anabranch_writer"),
+) -> Catalog:
+    """Read the store's catalogs; settings are restored afterwards.
+
+    Args:
+        connection: of any role.
+        functions: names of the functions to look for.
+        roles: the roles whose rights to list.
+    """
+    async with qualified_names(connection):
+        relations = {
+            row["name"]: Relation(
+                row["oid"], row["kind"], row["owner"], row["rls"], row["forced"], row["pages"]
+            )
+            for row in await connection.fetch(_RELATIONS, [*TABLES, *INTERNAL_TABLES])
+        }
+        oids = [relation.oid for relation in relations.values()]
+        triggers = {
+            (row["table"], row["name"]): _trigger(row) for row in await connection.fetch(_TRIGGERS, oids)
+        }
+        version, oldest_worker = await _version(connection, relations, triggers)
+        return Catalog(
+            relations=relations,
+            columns={
+                (row["table"], row["name"]): (row["type"], row["storage"])
+                for row in await connection.fetch(_COLUMNS, oids)
+            },
+            indexes=[
+                Index(
+                    row["table"],
+                    row["name"],
+                    row["valid"],
+                    normalized_index(row["definition"]),
+                    row["usable"],
+                )
+                for row in await connection.fetch(_INDEXES, oids)
+            ],
+            functions=[_function(row) for row in await connection.fetch(_FUNCTIONS, list(functions))],
+            triggers=triggers,
+            policies={
+                (row["table"], row["name"]): normalized(row["definition"])
+                for row in await connection.fetch(_POLICIES, oids)
+            },
+            rights=frozenset(
+                (row["table"], row["column"], row["role"], row["privilege"])
+                for row in await connection.fetch(_RIGHTS, oids, list(roles))
+            ),
+            schema_usage=frozenset(row["role"] for row in await connection.fetch(_SCHEMA_USAGE, list(roles))),
+            version=version,
+            oldest_worker=oldest_worker,
+        )
+
+
+#: The settings that affect how PostgreSQL prints definitions.
+_PRINTING: Final = {"search_path": "pg_catalog", "quote_all_identifiers": "off"}
+
+
+@asynccontextmanager
+async def qualified_names(connection: Connection) -> AsyncIterator[None]:
+    """Make PostgreSQL print the schema of everything outside pg_catalog; settings are restored afterwards."""
+    async with connection.transaction():
+        rows = await connection.fetch(
+            "SELECT name, current_setting(name) AS value FROM unnest($1::text[]) AS n (name)", list(_PRINTING)
+        )
+        await connection.executemany("SELECT set_config($1, $2, true)", _PRINTING.items())
+        yield
+        await connection.executemany(
+            "SELECT set_config($1, $2, true)", [(row["name"], row["value"]) for row in rows]
+        )
+
+
+def quoted(identifier: str) -> str:
+    """An identifier, quoted for SQL if necessary."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _function(row: asyncpg.Record) -> Function:
+    printed = row["definition"] or ""
+    head = printed.partition("\nAS $")[0].removeprefix(f"CREATE OR REPLACE FUNCTION public.{row['name']}")
+    definition = function_definition(head, row["body"])
+    return Function(row["name"], row["signature"], row["owner"], definition, row["public"])
+
+
+def _trigger(row: asyncpg.Record) -> Trigger:
+    return Trigger(
+        row["table"],
+        row["name"],
+        normalized_trigger(row["definition"]),
+        row["disabled_on"],
+        row["foreign"],
+        row["before_row"],
+        row["constraint"],
+    )
+
+
+async def _version(
+    connection: Connection, relations: Mapping[str, Relation], triggers: Mapping[tuple[str, str], Trigger]
+) -> tuple[int, int]:
+    """The store's version and the oldest version whose workers it supports; 0 if nothing is recorded."""
+    known = relations.get(VERSION_TABLE)
+    # Ignore a table of this name that belongs to another role.
+    if (
+        known is not None
+        and known.kind == "r"
+        and known.owner in {relation.owner for name, relation in relations.items() if name in TABLES}
+    ):
+        if not await connection.fetchval(
+            "SELECT has_schema_privilege('public', 'USAGE') AND has_table_privilege($1::oid, 'SELECT')",
+            known.oid,
+        ):
+            return UNREADABLE, UNREADABLE
+        row = await connection.fetchrow(
+            f"SELECT version, oldest_worker FROM public.{VERSION_TABLE} ORDER BY version DESC LIMIT 1"  # noqa: S608  # constant names
+        )
+        if row is not None:
+            return row["version"], row["oldest_worker"]
+    if any(name.startswith("anabranch_") for _, name in triggers):
+        return 1, 1
+    return 0, 0
+
+
+_RELATIONS: Final = """
+    SELECT relname::text AS name, oid, relkind::text AS kind, pg_get_userbyid(relowner)::text AS owner,
+           relrowsecurity AS rls, relforcerowsecurity AS forced,
+           CASE relkind
+             WHEN 'r' THEN pg_relation_size(oid) > 0
+             WHEN 'p' THEN EXISTS (SELECT FROM pg_partition_tree(oid) p WHERE pg_relation_size(p.relid) > 0)
+             ELSE false END AS pages
+    FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
+      AND relkind NOT IN ('i', 'I', 'S', 'c', 't')
+"""
+
+# A type of the extension is printed with the extension's schema, which may have any name.
+_COLUMNS: Final = """
+    SELECT c.relname::text AS table, a.attname::text AS name, a.attstorage::text AS storage,
+           CASE WHEN EXISTS (
+             SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+             WHERE d.classid = 'pg_type'::regclass AND d.objid = a.atttypid AND d.deptype = 'e'
+               AND d.refclassid = 'pg_extension'::regclass AND e.extname = 'vector')
+           THEN regexp_replace(format_type(a.atttypid, a.atttypmod), '^.*[.]', '')
+           ELSE format_type(a.atttypid, a.atttypmod) END AS type
+    FROM pg_attribute a
+    JOIN pg_class c ON c.oid = a.attrelid
+    WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+_INDEXES: Final = """
+    SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
+           regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition,
+           i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)' AS usable
+    FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_class t ON t.oid = i.indrelid
+    WHERE i.indrelid = ANY ($1::oid[])
+    ORDER BY c.relname
+"""
+
+_FUNCTIONS: Final = """
+    SELECT f.proname::text AS name, pg_get_function_identity_arguments(f.oid) AS signature,
+           pg_get_userbyid(f.proowner)::text AS owner, f.prosrc AS body,
+           CASE f.prokind WHEN 'f' THEN pg_get_functiondef(f.oid) END AS definition,
+           EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a
+                   WHERE a.grantee = 0) AS public
+    FROM pg_proc f
+    WHERE f.pronamespace = 'public'::regnamespace AND f.proname = ANY ($1::text[])
+    ORDER BY f.proname, signature
+"""
+
+_FOREIGN: Final = """
+    EXISTS (SELECT FROM pg_depend d
+            WHERE d.classid = '{catalog}'::regclass AND d.objid = {oid}
+              AND d.refclassid IN ('pg_operator'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass,
+                                   'pg_collation'::regclass)
+              AND NOT (d.refclassid = 'pg_proc'::regclass AND d.refobjid = {except_function}))
+"""
+
+# Each partition has a copy of its parent's row trigger, which can be disabled separately.
+_TRIGGERS: Final = f"""
+    WITH RECURSIVE copies (root, oid) AS (
+      SELECT oid, oid FROM pg_trigger WHERE tgrelid = ANY ($1::oid[]) AND NOT tgisinternal
+      UNION ALL
+      SELECT copies.root, t.oid FROM pg_trigger t JOIN copies ON t.tgparentid = copies.oid
+    ), disabled AS (
+      SELECT copies.root, string_agg(c.relname, ', ' ORDER BY c.relname) AS tables
+      FROM copies JOIN pg_trigger t USING (oid) JOIN pg_class c ON c.oid = t.tgrelid
+      WHERE t.tgenabled NOT IN ('O', 'A')
+      GROUP BY copies.root
+    )
+    SELECT c.relname::text AS table, t.tgname::text AS name, pg_get_triggerdef(t.oid) AS definition,
+           coalesce(disabled.tables, '') AS disabled_on, t.tgtype & 3 = 3 AS before_row,
+           t.tgconstraint <> 0 AS constraint,
+           {_FOREIGN.format(catalog="pg_trigger", oid="t.oid", except_function="t.tgfoid")} AS foreign
+    FROM pg_trigger t
+    JOIN pg_class c ON c.oid = t.tgrelid
+    LEFT JOIN disabled ON disabled.root = t.oid
+    WHERE t.tgrelid = ANY ($1::oid[]) AND NOT t.tgisinternal
+"""  # noqa: S608  # constant names
+
+_POLICIES: Final = f"""
+    SELECT c.relname::text AS table, p.polname::text AS name,
+           CASE WHEN NOT p.polpermissive THEN 'RESTRICTIVE ' ELSE '' END
+           || CASE WHEN {_FOREIGN.format(catalog="pg_policy", oid="p.oid", except_function="0")}
+              THEN 'FOREIGN ' ELSE '' END
+           || format('FOR %s TO %s USING (%s)',
+                     CASE p.polcmd WHEN '*' THEN 'ALL' WHEN 'r' THEN 'SELECT' ELSE p.polcmd::text END,
+                     CASE WHEN p.polroles = ARRAY[c.relowner] THEN 'CURRENT_USER'
+                          ELSE (SELECT string_agg(coalesce(r.rolname, 'PUBLIC'), ', ' ORDER BY r.rolname)
+                                FROM unnest(p.polroles) o LEFT JOIN pg_roles r ON r.oid = o) END,
+                     pg_get_expr(p.polqual, p.polrelid))
+           || coalesce(' WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')', '') AS definition
+    FROM pg_policy p
+    JOIN pg_class c ON c.oid = p.polrelid
+    WHERE p.polrelid = ANY ($1::oid[])
+"""  # noqa: S608  # constant names
+
+_RIGHTS: Final = """
+    SELECT c.relname::text AS table, '' AS column, r.rolname::text AS role, a.privilege_type AS privilege
+    FROM pg_class c, aclexplode(c.relacl) a, pg_roles r
+    WHERE c.oid = ANY ($1::oid[]) AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
+    UNION ALL
+    SELECT c.relname::text, t.attname::text, r.rolname::text, a.privilege_type
+    FROM pg_class c, pg_attribute t, aclexplode(t.attacl) a, pg_roles r
+    WHERE c.oid = ANY ($1::oid[]) AND t.attrelid = c.oid AND NOT t.attisdropped
+      AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
+"""
+
+_SCHEMA_USAGE: Final = """
+    SELECT rolname::text AS role FROM pg_roles
+    WHERE rolname = ANY ($1::text[]) AND has_schema_privilege(oid, 'public', 'USAGE')
+"""

@@ -1,0 +1,79 @@
+"""The information about a store that its checks share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from streams.store.catalog import Catalog, Connection, read_catalog
+from streams.store.reference import (
+    SCHEMA_VERSION,
+    TABLES,
+    Kind,
+    Statement,
+    readable_columns,
+    reference,
+    replaced_functions,
+)
+
+__all__ = ["StoreView", "load_view"]
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """A store as seen by the worker's role, and its desired state.
+
+    Args:
+        connection: logged in as the worker.
+        setting: the setting in which the worker passes the requesting principals.
+        role: the connection's current role.
+        catalog: the actual state.
+        reference: the desired state.
+    """
+
+    connection: Connection
+    setting: str
+    role: str
+    catalog: Catalog
+    reference: Sequence[Statement]
+
+    @cached_property
+    def oids(self) -> Mapping[str, int]:
+        """The existing tables."""
+        return {name: found.oid for name, found in self.catalog.relations.items() if name in TABLES}
+
+    @cached_property
+    def policies(self) -> Mapping[tuple[str, str], Statement]:
+        """The reference's, by table and name."""
+        return {(policy.table, policy.name): policy for policy in self.of_kind("policy")}
+
+    @cached_property
+    def readable(self) -> Mapping[str, list[str]]:
+        """The columns that a worker reads, by table."""
+        return readable_columns(self.reference)
+
+    @property
+    def newer(self) -> bool:
+        """Whether a newer release has migrated the store: definitions may differ, but this release can use it."""
+        return self.catalog.version > SCHEMA_VERSION
+
+    def of_kind(self, kind: Kind) -> list[Statement]:
+        """The reference's statements of one kind."""
+        return [statement for statement in self.reference if statement.kind == kind]
+
+
+async def load_view(connection: Connection, principals_setting: str) -> StoreView:
+    """Read the catalogs."""
+    statements = reference(principals_setting)
+    functions = [statement.name for statement in statements if statement.kind == "function"]
+    functions += [
+        statement.name
+        for version in range(2, SCHEMA_VERSION + 1)
+        for statement in replaced_functions(version)
+    ]
+    return StoreView(
+        connection,
+        principals_setting,
+        await connection.fetchval("SELECT current_user::text"),
+        await read_catalog(connection, functions),
+        statements,
+    )
