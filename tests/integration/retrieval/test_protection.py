@@ -1,0 +1,158 @@
+"""A search notices by itself that row-level security does not hold, whatever was true when the worker started."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from streams.core.errors import StoreMisconfigured
+from streams.retrieval import Search
+from streams.store.postgres import PostgresStore
+from tests.conftest import SETTING, Database
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+
+TABLES = ("document_chunks", "documents", "chunk_topics", "chunk_metadata", "access_sets")
+VECTOR = unit_vectors(1, 3)[0]
+CHANGES = 60
+
+
+def corpus() -> Corpus:
+    """Two readers' documents, in turn; everything is as near to one query as to the next."""
+    rng = random.Random(8)
+    documents = [Document(random_uuid(rng), frozenset({f"user:{number % 2}"})) for number in range(20)]
+    return Corpus.of(
+        documents,
+        [
+            Chunk(random_uuid(rng), documents[number % 20].id, "text", vector, token_count=1)
+            for number, vector in enumerate(unit_vectors(200, 8))
+        ],
+    )
+
+
+def search_for(principal: str) -> Search:
+    return Search(
+        vector=VECTOR,
+        principals=[principal],
+        session_id=None,
+        topic_id=None,
+        filters=None,
+        expand_parents=False,
+        limit=15,
+    )
+
+
+@asynccontextmanager
+async def opened(database: Database, *, small_scope_rows: int = 1000) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(
+        database.worker,
+        connections=3,
+        search_timeout_seconds=20,
+        principals_setting=SETTING,
+        exact_scan_rows=20_000,
+        small_scope_rows=small_scope_rows,
+    )
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close(timeout_seconds=3)
+
+
+@pytest.mark.xfail(strict=True, reason="with row-level security off, searches return every row")
+@pytest.mark.parametrize("table", TABLES)
+async def test_no_statement_returns_rows_that_a_table_without_row_level_security_has_part_in(
+    database: Database, table: str
+) -> None:
+    await load(database.writer, corpus())
+    owner = await asyncpg.connect(database.owner)
+    try:
+        async with opened(database) as exact, opened(database, small_scope_rows=0) as by_the_index:
+            found = await exact.search(search_for("user:1"))
+            assert len(found.candidates) == 15
+            ids = [candidate.chunk_id for candidate in found.candidates]
+            await owner.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+            for store in (exact, by_the_index):
+                with pytest.raises(StoreMisconfigured, match=r"row-level security .* `anabranch migrate`"):
+                    await store.search(search_for("user:1"))
+            with pytest.raises(StoreMisconfigured, match="row-level security"):
+                await exact.passages(["user:1"], ids)
+            await owner.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            assert await exact.search(search_for("user:1")) == found
+            assert (await exact.passages(["user:1"], ids)).keys() == set(ids)
+    finally:
+        await owner.close()
+
+
+@pytest.mark.xfail(strict=True, reason="a role that row-level security does not hold gets every row")
+async def test_a_role_that_row_level_security_does_not_hold_gets_no_row(database: Database) -> None:
+    await load(database.writer, corpus())
+    admin = await asyncpg.connect(database.admin)
+    try:
+        async with opened(database) as store:
+            await store.search(search_for("user:1"))
+            await admin.execute("ALTER ROLE worker BYPASSRLS")
+            with pytest.raises(StoreMisconfigured, match="row-level security"):
+                await store.search(search_for("user:1"))
+    finally:
+        await admin.execute("ALTER ROLE worker NOBYPASSRLS")
+        await admin.close()
+
+
+@pytest.mark.xfail(strict=True, reason="with row-level security off, searches return every row")
+@pytest.mark.slow
+async def test_no_search_slips_through_while_it_is_switched_off_and_on(
+    database: Database, figures: Callable[[str], None]
+) -> None:
+    """The answer and the look at row-level security are of one statement: there is no moment in between."""
+    held = corpus()
+    await load(database.writer, held)
+    mine = {
+        principal: {
+            chunk.id
+            for chunk in held.chunks.values()
+            if principal in held.documents[chunk.document_id].readers
+        }
+        for principal in ("user:0", "user:1")
+    }
+    seen: Counter[str] = Counter()
+    done = asyncio.Event()
+
+    async def keep_searching(store: PostgresStore, principal: str) -> None:
+        while not done.is_set():
+            try:
+                found = await store.search(search_for(principal))
+                passages = await store.passages([principal], list(held.chunks))
+            except StoreMisconfigured:
+                seen["refused"] += 1
+                continue
+            returned: set[UUID] = {one.chunk_id for one in found.candidates} | passages.keys()
+            assert returned <= mine[principal]
+            seen["answered"] += len(found.candidates) == 15
+
+    owner = await asyncpg.connect(database.owner)
+    try:
+        async with (
+            opened(database) as exact,
+            opened(database, small_scope_rows=0) as by_the_index,
+            asyncio.TaskGroup() as group,
+        ):
+            for store in (exact, by_the_index):
+                for principal in mine:
+                    group.create_task(keep_searching(store, principal))
+            try:
+                for number in range(CHANGES):
+                    await owner.execute(f"ALTER TABLE {TABLES[number % 5]} DISABLE ROW LEVEL SECURITY")
+                    await asyncio.sleep(0.01)
+                    await owner.execute(f"ALTER TABLE {TABLES[number % 5]} ENABLE ROW LEVEL SECURITY")
+                    await asyncio.sleep(0.02)
+            finally:
+                done.set()
+    finally:
+        await owner.close()
+    figures(f"{CHANGES} changes, {dict(seen)}")
+    assert min(seen["answered"], seen["refused"]) > 20
