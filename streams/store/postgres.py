@@ -41,7 +41,7 @@ _MAX_EXTRA_ROWS = 1000
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = ("scope", "candidates", "filters", "described")  # each may hold those after it
+    fragments = ("scope", "candidates", "filters", "described", "protected")  # each may hold those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
     return {name: text for name, text in texts.items() if name not in fragments}
@@ -164,7 +164,7 @@ class PostgresStore:
         """
         with _translated():
             async with asyncio.timeout(self._timeout), self._transaction_as(principals) as connection:
-                rows = await connection.fetch(_SQL["passages"], list(chunk_ids))
+                rows = await _protected(connection, _SQL["passages"], list(chunk_ids))
         return {row["id"]: _passage(row) for row in rows}
 
     async def _search(self, search: Search) -> ArmResult:
@@ -179,15 +179,15 @@ class PostgresStore:
             async with self._transaction_as(
                 search.principals, rows_wanted=rows_wanted, limited_scan=limited_scan
             ) as connection:
-                exactly = await connection.fetch(_SQL["search_exactly"], *asked, scope_rows + 1)
+                exactly = await _protected(connection, _SQL["search_exactly"], *asked, scope_rows + 1)
                 if (size := _rows_scanned(exactly)) <= scope_rows:
                     return ArmResult(_candidates(exactly), complete=size <= search.limit)
-                rows = await connection.fetch(_SQL["search_approximately"], *asked, rows_wanted)
+                rows = await _protected(connection, _SQL["search_approximately"], *asked, rows_wanted)
             if _rows_scanned(rows) == rows_wanted:
                 return ArmResult(_candidates(rows), complete=False)
         # The index gave up.
         async with self._transaction_as(search.principals) as connection:
-            exactly = await connection.fetch(_SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
+            exactly = await _protected(connection, _SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
         if (size := _rows_scanned(exactly)) <= self._exact_scan_rows:
             return ArmResult(_candidates(exactly), complete=size <= search.limit)
         return ArmResult(_candidates(rows), complete=False, truncated=True)
@@ -237,6 +237,21 @@ class PostgresStore:
             await pool.release(connection)
 
 
+async def _protected(connection: PooledConnection, statement: str, *values: object) -> list[asyncpg.Record]:
+    """The rows of a statement that includes the fragment `protected`.
+
+    Raises:
+        StoreMisconfigured: row-level security was not active, so the rows may not be allowed for these principals.
+    """
+    rows: list[asyncpg.Record] = await connection.fetch(statement, *values)
+    if rows and not rows[0]["protected"]:
+        raise StoreMisconfigured(
+            "row-level security is not active for this role on every table, so all rows were discarded;"
+            " run `anabranch check` for the reason, or `anabranch migrate` to enable it"
+        )
+    return rows
+
+
 async def _nothing_to_reset(connection: asyncpg.Connection) -> None:
     del connection
 
@@ -272,7 +287,7 @@ def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
 
 def _rows_scanned(rows: Sequence[asyncpg.Record]) -> int:
     """Rows of the scope that a search has read; without a row in the answer there was none."""
-    return int(rows[0]["looked_at"]) if rows else 0
+    return int(rows[0]["rows_scanned"]) if rows else 0
 
 
 def _passage(row: asyncpg.Record) -> StoredPassage:

@@ -38,6 +38,15 @@ COMMIT
   AND ($5::text IS NULL OR d.document_type = $5)
   AND ($6::text IS NULL OR d.source_url ^@ $6)
 
+-- name: protected
+-- Whether row-level security is active for this role on all tables that searches use. Evaluated once per statement (as
+-- an InitPlan), in the same statement that returns the rows: its table locks prevent a change in between.
+(SELECT pg_catalog.row_security_active('document_chunks'::regclass::oid)
+    AND pg_catalog.row_security_active('documents'::regclass::oid)
+    AND pg_catalog.row_security_active('chunk_topics'::regclass::oid)
+    AND pg_catalog.row_security_active('chunk_metadata'::regclass::oid)
+    AND pg_catalog.row_security_active('access_sets'::regclass::oid)) AS protected
+
 -- name: described
 -- $7 metadata, as an array of keys and values in turn; compared as results carry it.
 NOT EXISTS (
@@ -81,7 +90,7 @@ LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.pare
 
 -- name: search_exactly
 -- $1 query vector · $8 rows · $10 rows to look at at most
--- Reads up to $10 rows of the scope and computes each distance; no approximate index can serve the order. `looked_at`
+-- Reads up to $10 rows of the scope and computes each distance; no approximate index can serve the order. `rows_scanned`
 -- of $10 says that there may be more, and that the answer is none.
 WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
@@ -92,12 +101,12 @@ WITH scanned AS MATERIALIZED (
 ), answer AS (
   {candidates}
 )
-SELECT *, (SELECT count(*) FROM scanned) AS looked_at FROM answer
+SELECT *, (SELECT count(*) FROM scanned) AS rows_scanned, {protected} FROM answer
 
 -- name: search_approximately
 -- $1 query vector · $8 rows · $10 rows to find
 -- Written for the HNSW index, which yields rows roughly in the order of distance: conditions are tested row by row. It
--- gives up after hnsw.max_scan_tuples, which shows in `looked_at` below $10. `+ 0`: PostgreSQL takes the index's word
+-- gives up after hnsw.max_scan_tuples, which shows in `rows_scanned` below $10. `+ 0`: PostgreSQL takes the index's word
 -- for the order, and would not sort again.
 WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
@@ -115,7 +124,7 @@ WITH scanned AS MATERIALIZED (
 ), answer AS (
   {candidates}
 )
-SELECT *, (SELECT count(*) FROM scanned) AS looked_at FROM answer
+SELECT *, (SELECT count(*) FROM scanned) AS rows_scanned, {protected} FROM answer
 
 -- name: passages
 -- The texts, for what was selected only. Metadata: the document's overlaid by the chunk's, every value a string.
@@ -127,7 +136,8 @@ SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.
         FROM jsonb_each(CASE WHEN jsonb_typeof(d.metadata) = 'object' THEN d.metadata ELSE '{}' END
                      || CASE WHEN jsonb_typeof(c.metadata) = 'object' THEN c.metadata ELSE '{}' END) m) AS metadata,
        COALESCE(jsonb_typeof(d.metadata), 'null') NOT IN ('object', 'null')
-       OR COALESCE(jsonb_typeof(c.metadata), 'null') NOT IN ('object', 'null') AS metadata_invalid
+       OR COALESCE(jsonb_typeof(c.metadata), 'null') NOT IN ('object', 'null') AS metadata_invalid,
+       {protected}
 FROM document_chunks c
 JOIN documents d ON d.id = c.document_id
 WHERE c.id = ANY ($1::uuid[])

@@ -63,7 +63,6 @@ async def opened(database: Database, *, small_scope_rows: int = 1000) -> AsyncIt
         await store.close(timeout_seconds=3)
 
 
-@pytest.mark.xfail(strict=True, reason="with row-level security off, searches return every row")
 @pytest.mark.parametrize("table", TABLES)
 async def test_no_statement_returns_rows_that_a_table_without_row_level_security_has_part_in(
     database: Database, table: str
@@ -88,7 +87,6 @@ async def test_no_statement_returns_rows_that_a_table_without_row_level_security
         await owner.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a role that row-level security does not hold gets every row")
 async def test_a_role_that_row_level_security_does_not_hold_gets_no_row(database: Database) -> None:
     await load(database.writer, corpus())
     admin = await asyncpg.connect(database.admin)
@@ -103,7 +101,6 @@ async def test_a_role_that_row_level_security_does_not_hold_gets_no_row(database
         await admin.close()
 
 
-@pytest.mark.xfail(strict=True, reason="with row-level security off, searches return every row")
 @pytest.mark.slow
 async def test_no_search_slips_through_while_it_is_switched_off_and_on(
     database: Database, figures: Callable[[str], None]
