@@ -7,7 +7,7 @@ everything are in test_against_oracle.py.
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import nextafter
 from time import perf_counter
@@ -82,34 +82,6 @@ class Asked:
 
 
 Holding = Callable[..., Awaitable[Asked]]
-
-
-@pytest.fixture(params=["exactly", "by the index"])
-async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Holding]:
-    """Loads chunks, and returns what asks about them."""
-    stores: list[PostgresStore] = []
-
-    async def hold(*chunks: Chunk) -> Asked:
-        await load(database.writer, Corpus.of([DOCUMENT, DESCRIBED, SECRET], chunks))
-        async with connected(database.admin) as admin:
-            for statement in BY_THE_INDEX.format(name=database.name).strip().splitlines():
-                await admin.execute(statement)
-            await admin.execute("ANALYZE")
-        store = PostgresStore(
-            database.worker,
-            connections=2,
-            search_timeout_seconds=10,
-            principals_setting=SETTING,
-            exact_scan_rows=20_000,
-            small_scope_rows=1000 if request.param == "exactly" else 0,
-        )
-        stores.append(store)
-        await store.open()
-        return Asked(store)
-
-    yield hold
-    for store in stores:
-        await store.close(timeout_seconds=3)
 
 
 @asynccontextmanager
@@ -408,3 +380,98 @@ async def test_a_malformed_column_is_null_and_told(holding: Holding, database: D
             await writer.execute(f"UPDATE {table} SET {name} = '[]' WHERE id = $1", second)
             assert (await ask(k=1))["warnings"] == []
             assert (await ask(k=2))["warnings"] == ["store_value_invalid"]
+
+
+@pytest.fixture(params=["exactly", "by the index"])
+async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Holding]:
+    """Loads chunks, and returns what asks about them."""
+    stores: list[PostgresStore] = []
+
+    async def hold(*chunks: Chunk) -> Asked:
+        await load(database.writer, Corpus.of([DOCUMENT, DESCRIBED, SECRET, *FILTERED], chunks))
+        async with connected(database.admin) as admin:
+            for statement in BY_THE_INDEX.format(name=database.name).strip().splitlines():
+                await admin.execute(statement)
+            await admin.execute("ANALYZE")
+        store = PostgresStore(
+            database.worker,
+            connections=2,
+            search_timeout_seconds=10,
+            principals_setting=SETTING,
+            exact_scan_rows=20_000,
+            small_scope_rows=1000 if request.param == "exactly" else 0,
+        )
+        stores.append(store)
+        await store.open()
+        return Asked(store)
+
+    yield hold
+    for store in stores:
+        await store.close(timeout_seconds=3)
+
+
+MEMO = Document(
+    UUID(int=0x10),
+    frozenset({"user:1"}),
+    session_id=SESSION,
+    source_url="https://example.org/100%/a",
+    document_type="memo",
+    metadata={"year": 2020, "draft": True, "tags": ["a"]},
+)
+
+
+STATUTE = replace(MEMO, id=UUID(int=0x11), document_type="statute")
+
+
+ELSEWHERE = replace(MEMO, id=UUID(int=0x12), source_url="https://example.org/100x/a")
+
+
+UNDATED = replace(MEMO, id=UUID(int=0x13), metadata=None)
+
+
+FILTERED = (MEMO, STATUTE, ELSEWHERE, UNDATED)
+
+
+YEAR, MORE = {"year": "2020"}, {"year": "2020", "draft": "true", "tags": '["a"]'}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a parent of another session, or that fails the filters, takes its child's place"
+)
+@pytest.mark.parametrize(
+    ("parent", "filters", "is_valid"),
+    [
+        ({"session_id": UUID(int=1)}, None, False),
+        ({"session_id": None}, None, False),
+        ({"section": "2"}, {"section": "1"}, False),
+        ({"section": None}, {"section": "1"}, False),
+        ({"document_id": STATUTE.id}, {"document_type": "memo"}, False),
+        (
+            {"document_id": ELSEWHERE.id},
+            {"source_url_prefix": "https://example.org/100%"},
+            False,
+        ),
+        ({"document_id": UNDATED.id}, {"metadata": YEAR}, False),
+        ({"metadata": {"year": 2021}}, {"metadata": YEAR}, False),
+        ({"metadata": {"tags": ["b"]}}, {"metadata": MORE}, False),
+    ],
+)
+@pytest.mark.parametrize("topic", [None, TOPIC])
+async def test_a_parent_meets_the_scope_and_the_filters_but_not_the_topic(
+    holding: Holding,
+    parent: Mapping[str, Any],
+    filters: Mapping[str, Any] | None,
+    is_valid: bool,  # noqa: FBT001  # a parameter of the test
+    topic: UUID | None,
+) -> None:
+    child = {"chunk_type": "problem", "parent_chunk_id": UUID(int=0x1000 + 9), "related_topic_ids": [TOPIC]}
+    family = {"document_id": MEMO.id, "section": "1"}
+    ask = await holding(
+        *(chunk(number, near(number), **family, **child) for number in range(3)),
+        chunk(9, None, **{**family, **parent}),
+    )
+    found = await ask("expand", topic_id=topic, filters=filters)
+    if is_valid:
+        assert (numbers(found), found["warnings"]) == ([9], [])
+    else:
+        assert (numbers(found), found["warnings"]) == ([0, 1, 2], ["parent_missing"])
