@@ -83,10 +83,29 @@ WHERE c.embedding IS NOT NULL
 
 -- name: candidates
 -- What a search returns of each row of `nearest`. $9: whether problems become their parents.
+-- A parent replaces a problem only if it also matches the event's session and filters (and is readable, by the
+-- policies). It need not match the topic: the session is the event's scope, and a parent may lack its children's topics.
 SELECT n.id, n.distance, p.id AS parent_id,
        ($9 AND n.chunk_type = 'problem' AND n.parent_chunk_id IS NOT NULL AND p.id IS NULL) IS TRUE AS parent_missing
 FROM nearest n
-LEFT JOIN document_chunks p ON $9 AND n.chunk_type = 'problem' AND p.id = n.parent_chunk_id
+LEFT JOIN LATERAL (
+  SELECT found.id
+  FROM (
+    SELECT c.id, c.session_id, c.section, c.metadata AS chunk_metadata,
+           d.document_type, d.source_url, d.metadata AS document_metadata
+    FROM document_chunks c
+    LEFT JOIN documents d ON d.id = c.document_id
+    WHERE $9 AND n.chunk_type = 'problem' AND c.id = n.parent_chunk_id
+    -- An optimization fence: both rows are found by their keys, whatever the planner estimates for a filter's index.
+    OFFSET 0
+  ) found
+  CROSS JOIN LATERAL (SELECT found.section, found.chunk_metadata) c (section, metadata)
+  CROSS JOIN LATERAL (SELECT found.document_type, found.source_url, found.document_metadata)
+    d (document_type, source_url, metadata)
+  WHERE ($2::uuid IS NULL OR found.session_id = $2)
+    AND ($7::text[] IS NULL OR {described})
+  {filters}
+) p ON true
 
 -- name: search_exactly
 -- $1 query vector · $8 rows · $10 rows to look at at most

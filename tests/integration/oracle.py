@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.integration.corpora import Chunk, Corpus, Document
 
-__all__ = ["PROFILES", "ProfileRow", "expected_result", "merged_metadata", "numpy_distances"]
+__all__ = ["PROFILES", "ProfileRow", "expected_result", "merged_metadata", "numpy_distances", "parent_state"]
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,15 @@ def expected_result(  # noqa: C901, PLR0915  # one rule after the other, as the 
         return sorted(found, key=lambda chunk: (distances[chunk.id], chunk.id))
 
     def parent_of(chunk: Chunk) -> Chunk | None:
-        if not profile.parents or chunk.chunk_type != "problem" or chunk.parent_chunk_id is None:
-            return None
-        parent = corpus.chunks.get(chunk.parent_chunk_id)
-        return parent if readable(parent) else None
+        is_valid = profile.parents and parent_state(corpus, event, chunk) == "valid"
+        return corpus.chunks[chunk.parent_chunk_id] if is_valid and chunk.parent_chunk_id else None
 
     def passage(chunk: Chunk, scope: str) -> tuple[dict[str, Any], bool]:
         parent = parent_of(chunk)
         shown = chunk if parent is None else parent
         document = corpus.documents[shown.document_id]
-        described = document.file_description is not None and parent is None
-        header = f"[Source: {document.file_description}]" if described else None
+        has_header = document.file_description is not None and parent is None
+        header = f"[Source: {document.file_description}]" if has_header else None
         coordinates, bad_coordinates = _coordinates(shown.coordinates)
         metadata, bad_metadata = merged_metadata(document.metadata, shown.metadata)
         bad_tokens = shown.token_count is not None and shown.token_count < 0
@@ -185,6 +183,21 @@ def expected_result(  # noqa: C901, PLR0915  # one rule after the other, as the 
         "warnings": warnings,
         "results": [{"rank": rank, **one} for rank, one in enumerate(passages, start=1)],
     }
+
+
+def parent_state(corpus: Corpus, event: Mapping[str, Any], chunk: Chunk) -> str:
+    """Whether a chunk's parent may take its place in a profile that expands: ``valid``, or why not."""
+    if chunk.chunk_type != "problem" or chunk.parent_chunk_id is None:
+        return "none"
+    parent = corpus.chunks.get(chunk.parent_chunk_id)
+    if parent is None:
+        return "missing"
+    document = corpus.documents[parent.document_id]
+    if not document.readers & {*event["principals"], "public"}:
+        return "unreadable"
+    if _uuid(event.get("session_id")) not in (None, parent.session_id):
+        return "in another session"
+    return "valid" if _matches(parent, document, event.get("filters") or {}) else "filtered out"
 
 
 def _uuid(value: Any) -> UUID | None:
