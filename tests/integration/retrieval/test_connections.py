@@ -21,7 +21,7 @@ from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.retrieval import ArmResult, Retrieved, Search, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
-from tests.conftest import SETTING, Database
+from tests.conftest import SETTING, Database, PostgresServer
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
 
@@ -219,3 +219,28 @@ async def test_a_pool_that_is_closed_under_a_search_is_no_defect(
         await store.close(timeout_seconds=0.1)
         with pytest.raises(StoreUnavailable):
             await asking
+
+
+@pytest.mark.xfail(strict=True, reason="connections wait at a barrier that the failed ones never reach")
+async def test_warming_up_keeps_no_connection_where_not_all_can_be_had(
+    database: Database, postgres: PostgresServer, admin: asyncpg.Connection
+) -> None:
+    await admin.execute("CREATE ROLE few LOGIN PASSWORD 'test' CONNECTION LIMIT 3 IN ROLE anabranch_reader")
+    store = PostgresStore(
+        postgres.login("few", database),
+        connections=8,
+        search_timeout_seconds=5,
+        principals_setting=SETTING,
+        exact_scan_rows=20_000,
+    )
+    await store.open()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.warm_up()
+        await asyncio.sleep(0.5)  # for whoever is not told
+        assert dict(store.connections())["busy"] == 0
+        assert 0 < dict(store.connections())["idle"] <= 3
+        assert (await ask(store)).result.k_returned > 0
+    finally:
+        await store.close(timeout_seconds=3)
+        await admin.execute("DROP ROLE few")
