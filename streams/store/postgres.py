@@ -8,7 +8,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from itertools import chain
 from typing import TypeVar
@@ -116,17 +116,32 @@ class PostgresStore:
         return (("idle", idle), ("busy", size - idle))
 
     async def warm_up(self) -> None:
-        """Open every connection now, so that the first events do not wait for it."""
-        everyone = asyncio.Barrier(self._connections)
+        """Open all connections now, so that the first events do not have to wait.
+
+        Raises:
+            TransientError: not all connections could be opened; the others are in the pool and idle.
+        """
+        all_connected = asyncio.Barrier(self._connections)
 
         async def one() -> None:
-            async with self._connection() as connection:
-                await connection.execute(_SQL["probe"])
-                await everyone.wait()
+            try:
+                async with self._connection() as connection:
+                    await connection.execute(_SQL["probe"])
+                    # Hold each connection until all are open: else one would serve all. If one fails, stop waiting.
+                    with suppress(asyncio.BrokenBarrierError):
+                        await all_connected.wait()
+            except Exception:
+                await all_connected.abort()
+                raise
 
         with _translated():
             async with asyncio.timeout(self._timeout):
-                await asyncio.gather(*(one() for _ in range(self._connections)))
+                ends = await asyncio.gather(
+                    *(one() for _ in range(self._connections)), return_exceptions=True
+                )
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
 
     async def probe(self, *, timeout_seconds: float) -> None:
         """Ask the server for a sign of life.

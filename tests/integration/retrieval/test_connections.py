@@ -221,7 +221,6 @@ async def test_a_pool_that_is_closed_under_a_search_is_no_defect(
             await asking
 
 
-@pytest.mark.xfail(strict=True, reason="connections wait at a barrier that the failed ones never reach")
 async def test_warming_up_keeps_no_connection_where_not_all_can_be_had(
     database: Database, postgres: PostgresServer, admin: asyncpg.Connection
 ) -> None:
