@@ -170,7 +170,7 @@ async def retrieve(
             await fan_out.search()
         # Whose text must be known: under `skip` the budget may reach any candidate, else none beyond the first k.
         arms = _without_parents(fan_out.arms, texts.gone)
-        reachable = select(arms, k=rules.k, gone=texts.gone)
+        reachable = select(arms, k=rules.k, missing_ids=texts.gone)
         if skipping:
             wanted = {candidate.passage_id for arm in arms.values() for candidate in arm.candidates}
         elif reachable.starved:
@@ -189,7 +189,7 @@ async def retrieve(
                 token_budget=rules.token_budget,
                 overflow=rules.profile.overflow,
                 cost=texts.tokens,
-                gone=texts.gone,
+                missing_ids=texts.gone,
             )
         if not selection.starved:
             break

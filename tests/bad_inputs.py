@@ -1,6 +1,6 @@
 """Kinds of bad input, each with the code of the dead letter that it must become.
 
-``BAD_INPUTS`` is built from one valid event, so that each kind has one fault and nothing else is wrong.
+``BAD_INPUTS`` is built from one valid event, so that each kind has one error and nothing else is wrong.
 """
 
 import json

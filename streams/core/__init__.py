@@ -1,1 +1,1 @@
-"""The pure core: values and rules. Nothing here does I/O, reads a clock, logs or counts."""
+"""The pure core: values and rules. Nothing here does I/O, reads the clock, logs or records metrics."""

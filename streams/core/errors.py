@@ -16,14 +16,16 @@
     │   ├── ModelMismatch          model_mismatch
     │   ├── Expired                expired
     │   ├── ResultTooLarge         result_too_large
+    │   ├── UnreadableBatch        unreadable_batch
+    │   ├── RecordTooLarge         record_too_large
     │   └── GaveUp                 search_timeout | store_unavailable | internal_error
-    └── TransientError         the world will recover: retry
+    └── TransientError         expected to recover: retry
         ├── StoreUnavailable       store_unavailable
         ├── SearchTimeout          search_timeout
-        └── StoreMisconfigured     store_misconfigured (never a dead letter: no event's fault)
+        └── StoreMisconfigured     store_misconfigured (never a dead letter: the event is not at fault)
 
-A class has one stable ``code``; the metric label, the dead letter's header and the documentation use it. A message
-never quotes the event: no text, principal or embedding may reach a log or a header through it.
+Each class has one stable ``code``, which the metric label, the dead letter's header and the documentation use. A
+message never quotes the event, so that no text, principal or embedding reaches a log or a header.
 """
 
 from typing import ClassVar
@@ -37,6 +39,7 @@ __all__ = [
     "GaveUp",
     "ModelMismatch",
     "NonFiniteEmbedding",
+    "RecordTooLarge",
     "ResultTooLarge",
     "SearchTimeout",
     "StoreMisconfigured",
@@ -47,13 +50,14 @@ __all__ = [
     "Undecodable",
     "UnknownProfile",
     "UnknownSchema",
+    "UnreadableBatch",
     "UnsupportedVersion",
     "ZeroEmbedding",
     "dead_letter_codes",
 ]
 
 
-# Under this code goes what nobody foresaw.
+# The code of unexpected errors.
 INTERNAL_ERROR = "internal_error"
 
 
@@ -64,25 +68,25 @@ class AnabranchError(Exception):
 
 
 class TerminalError(AnabranchError):
-    """The event can never succeed; it is kept, byte for byte, on the dead-letter topic."""
+    """The event can never succeed; the worker writes it, byte for byte, to the dead-letter topic."""
 
     stage: ClassVar[str] = "decode"
 
 
 class Undecodable(TerminalError):
-    """The bytes are none of the three encodings, or break off in the middle of one."""
+    """The bytes are not in any of the three encodings, or are truncated."""
 
     code = "undecodable"
 
 
 class UnknownSchema(TerminalError):
-    """Well framed, but written with a schema that this worker does not have."""
+    """The framing is valid, but this worker does not have the schema the event was written with."""
 
     code = "unknown_schema"
 
 
 class UnsupportedVersion(TerminalError):
-    """``schema_version`` has another major than 1."""
+    """The major version of ``schema_version`` is not 1."""
 
     code = "unsupported_version"
 
@@ -94,25 +98,25 @@ class ContractViolation(TerminalError):
 
 
 class DimensionMismatch(TerminalError):
-    """The embedding has another number of components than the contract's 768."""
+    """The embedding does not have the 768 components that the contract requires."""
 
     code = "dimension_mismatch"
 
 
 class NonFiniteEmbedding(TerminalError):
-    """A component is NaN, infinite, or beyond the range of float32."""
+    """A component is NaN, infinite, or outside the float32 range."""
 
     code = "non_finite_embedding"
 
 
 class ZeroEmbedding(TerminalError):
-    """Every component is zero: no direction, so no cosine."""
+    """The embedding is all zeros: it has no direction, so cosine similarity is undefined."""
 
     code = "zero_embedding"
 
 
 class TopicWithoutSession(TerminalError):
-    """``topic_id`` is only defined within a session."""
+    """``topic_id`` is given without ``session_id``; a topic is only defined within a session."""
 
     code = "topic_without_session"
 
@@ -124,67 +128,81 @@ class UnknownProfile(TerminalError):
 
 
 class ModelMismatch(TerminalError):
-    """Embedded by another model than the store's: its neighbours would be noise."""
+    """The event was embedded with a different model than the store's, so its neighbours would be meaningless."""
 
     code = "model_mismatch"
 
 
 class Expired(TerminalError):
-    """``expires_at`` has passed: the answer would be worthless."""
+    """``expires_at`` has passed: nobody needs the answer any more."""
 
     code = "expired"
 
 
 class ResultTooLarge(TerminalError):
-    """The broker does not take a record of this size."""
+    """The broker does not accept a record of this size."""
 
     code = "result_too_large"
     stage = "publish"
 
 
+class UnreadableBatch(TerminalError):
+    """A batch of the input topic cannot be read, even when fetched again; its events are unknown."""
+
+    code = "unreadable_batch"
+    stage = "read"
+
+
+class RecordTooLarge(TerminalError):
+    """A compressed batch decompresses to more than the limit; its events are unknown."""
+
+    code = "record_too_large"
+    stage = "read"
+
+
 class GaveUp(TerminalError):
-    """A transient fault, or one that nobody foresaw, that came back on every attempt.
+    """A transient or unexpected error that occurred on every attempt.
 
     Args:
-        code: the code under which the event is dead-lettered.
+        code: the code with which the event is dead-lettered.
         message: what happened, without the event's content.
         stage: where it happened.
     """
 
     def __init__(self, code: str, message: str, *, stage: str = "search") -> None:
         super().__init__(message)
-        self.code = code  # type: ignore[misc]  # one class for three codes: what differs is the cause, not the handling
-        self.stage = stage  # type: ignore[misc]
+        self.code = code  # type: ignore[misc]  # one class for three codes: the cause differs, the handling does not
+        self.stage = stage  # type: ignore[misc]  # as above
 
 
 def dead_letter_codes() -> frozenset[str]:
-    """Every code that a dead letter can have."""
+    """All codes that a dead letter can have."""
     own = {kind.code for kind in TerminalError.__subclasses__() if kind is not GaveUp}
     return frozenset(own | {StoreUnavailable.code, SearchTimeout.code, INTERNAL_ERROR})
 
 
 class TransientError(AnabranchError):
-    """The world will recover; the same event is tried again."""
+    """The cause is expected to go away; the worker retries the same event."""
 
 
 class StoreUnavailable(TransientError):
-    """PostgreSQL is unreachable, restarting, out of connections, or broke a deadlock at our cost."""
+    """PostgreSQL is unreachable, restarting, out of connections, or cancelled our side of a deadlock."""
 
     code = "store_unavailable"
 
 
 class SearchTimeout(TransientError):
-    """One search took longer than the search timeout."""
+    """A search took longer than the search timeout."""
 
     code = "search_timeout"
 
 
 class StoreMisconfigured(TransientError):
-    """The store refuses for a reason that is no event's fault: a missing table, index or permission.
+    """The store is set up incorrectly, for example a missing table, index or permission. The event is not at fault.
 
     Args:
-        message: what is wrong, and what mends it.
-        unasked: no store was asked: the connection string, or a file that it names, cannot be used.
+        message: what is wrong, and how to fix it.
+        before_connect: the error occurred before connecting: the connection string, or a file it names, is unusable.
     """
 
     code = "store_misconfigured"

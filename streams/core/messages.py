@@ -1,16 +1,17 @@
 """The messages of the two contracts as immutable values.
 
 A model accepts exactly the instances that its JSON Schema accepts (a test compares the two on thousands of
-valid and mutated instances), in the types of either wire format: a UUID or its text, an aware ``datetime`` or
-RFC 3339 text. Nothing is coerced. What it holds is canonical: lower-case UUIDs, UTC to the microsecond,
-integers clamped to int32.
+valid and mutated instances), in the types of either wire format: a UUID or its text, a timezone-aware ``datetime``
+or RFC 3339 text. Nothing is coerced. The values a model stores are canonical: lower-case UUIDs, UTC with
+microsecond precision, integers clamped to int32.
 
-An instance that breaks the shape is a :class:`ContractViolation`; only one whose shape holds is looked at for
-its meaning, so that each kind of fault has one code. No message quotes the event.
+An instance with an invalid structure is a :class:`ContractViolation`. Its values are checked only if the structure
+is valid, so that each kind of error has one code. Messages never quote the event.
 """
 
 import math
 import re
+import struct
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import chain
@@ -38,6 +39,7 @@ from streams.core.errors import (
     UnsupportedVersion,
     ZeroEmbedding,
 )
+from streams.core.selection import Scope
 
 __all__ = [
     "DIMENSIONS",
@@ -51,7 +53,6 @@ __all__ = [
     "Passage",
     "QueryEmbedding",
     "RetrievalResult",
-    "Scope",
     "result_id",
 ]
 
@@ -59,14 +60,14 @@ SCHEMA_VERSION: Final = "1.0.0"
 DIMENSIONS: Final = 768
 RESULT_NAMESPACE: Final = NAMESPACE_URL
 FLOAT32_MAX: Final = 3.4028234663852886e38
+_SMALLEST_NORMAL: Final = 2.0**-126
+_FLOATS: Final = struct.Struct(f"<{DIMENSIONS}f")
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
 MAX_PRINCIPALS: Final = 64
 
-Scope = Literal["local", "global"]
-
-# The contracts' own patterns, letter for letter (a test compares them); used with fullmatch, because Python's
-# $ also matches before a final newline.
+# The contracts' own patterns, character for character (a test compares them). They are used with fullmatch, because
+# Python's $ also matches before a final newline.
 _UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
 _VERSION = re.compile(r"^1\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)$")
 _HASH = re.compile(r"^[0-9a-fA-F]{64}$")
@@ -75,7 +76,7 @@ _INSTANT = re.compile(
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
     r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])$"
 )
-# Year 0000, and the two days that an offset could move out of datetime's range.
+# Year 0000, and the two days on which an offset could move the instant out of datetime's range.
 _INVALID_INSTANT = re.compile(r"^0000|^0001-01-01.*\+.*[1-9]|^9999-12-31.*-.*[1-9]|\n")
 _OTHER_MAJOR = re.compile(
     r"(?!1\.)(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
@@ -83,34 +84,34 @@ _OTHER_MAJOR = re.compile(
 
 
 def result_id(event_id: UUID) -> UUID:
-    """The id of the result of an event: the same for every repeat, and computable by anyone."""
+    """The id of an event's result. It is the same on every attempt, and anyone can compute it."""
     return uuid5(RESULT_NAMESPACE, f"urn:anabranch:result:{event_id}")
 
 
-def _broken(code: LiteralString, rule: LiteralString) -> PydanticCustomError:
-    # A literal without placeholders: the offending value cannot get into the message.
+def _rule_error(code: LiteralString, rule: LiteralString) -> PydanticCustomError:
+    # A literal without placeholders, so that the offending value cannot get into the message.
     return PydanticCustomError(code, rule)
 
 
 def _text(value: str) -> str:
     if "\0" in value:
-        raise _broken("nul", "holds U+0000")
+        raise _rule_error("nul", "contains U+0000")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _broken("surrogate", "holds an unpaired surrogate") from None
+            raise _rule_error("surrogate", "contains an unpaired surrogate") from None
     return value
 
 
 def _version(value: object) -> object:
     if isinstance(value, str):
-        # Raised through pydantic, which stops at once: schema_version is the first field, so this wins over
-        # all else.
+        # This exception makes pydantic stop at once. schema_version is the first field, so this error takes
+        # precedence over all others.
         if _OTHER_MAJOR.fullmatch(value):
-            raise UnsupportedVersion("schema_version has another major than 1")
+            raise UnsupportedVersion("schema_version has an unsupported major version; supported is 1.x.y")
         if not _VERSION.fullmatch(value):
-            raise _broken("version", "is no version 1.x.y")
+            raise _rule_error("version", "is not a version of the form 1.x.y")
     return value
 
 
@@ -119,7 +120,7 @@ def _uuid(value: object) -> object:
         return UUID(value)
     if isinstance(value, UUID):
         return value
-    raise _broken("uuid", "is no UUID")
+    raise _rule_error("uuid", "is not a UUID")
 
 
 def _instant(value: object) -> object:
@@ -129,7 +130,7 @@ def _instant(value: object) -> object:
             try:
                 return value.astimezone(UTC)
             except OverflowError:
-                raise _broken("instant", "is outside of the years 0001 to 9999 in UTC") from None
+                raise _rule_error("instant", "is outside the years 0001 to 9999 in UTC") from None
     elif isinstance(value, str) and _INSTANT.fullmatch(value) and not _INVALID_INSTANT.search(value):
         zone, end = UTC, -1
         if value[-1] not in "Zz":
@@ -144,12 +145,12 @@ def _instant(value: object) -> object:
             )  # fmt: skip
             return local.astimezone(UTC)
         except (ValueError, OverflowError):
-            raise _broken("instant", "is no date of the calendar") from None
-    raise _broken("instant", "is no RFC 3339 date-time with an offset")
+            raise _rule_error("instant", "is not a calendar date") from None
+    raise _rule_error("instant", "is not an RFC 3339 date-time with an offset")
 
 
 def _integer(value: object) -> object:
-    # 10.0 is an integer in draft-07; True is none.
+    # In draft-07, 10.0 is an integer and True is not.
     if type(value) is float and value.is_integer():
         return int(value)
     return value
@@ -163,7 +164,7 @@ def _clamped(value: object) -> object:
 
 
 def _number(value: object) -> object:
-    # Also keeps an integer of any size from overflowing float(): bounds are checked on what comes out.
+    # Also keeps a huge integer from overflowing float(): the bounds are checked on the result.
     if type(value) is int:
         try:
             return float(value)
@@ -177,19 +178,19 @@ def _array(value: object) -> object:
 
 
 def _principals(value: object) -> object:
-    # Before each of them is judged: a million bad ones would be a million findings.
+    # Checked before the items: a million invalid items would be a million errors.
     value = _array(value)
     if type(value) is tuple and len(value) > MAX_PRINCIPALS:
-        raise _broken("many", "has too many items")
+        raise _rule_error("many", "has too many items")
     return value
 
 
 def _map(value: object) -> object:
-    # As with principals: each entry that pydantic finds fault with takes a hundred times its own size.
+    # As with principals: for each invalid entry pydantic uses a hundred times the entry's own size.
     if type(value) is dict:
         for text in chain(value, value.values()):
             if type(text) is not str:
-                raise _broken("string", "holds what is no string")
+                raise _rule_error("string", "contains a non-string value")
             _text(text)
     return value
 
@@ -198,24 +199,24 @@ def _numbers(value: object) -> object:
     if type(value) is dict:
         for number in value.values():
             if type(number) is not int and type(number) is not float:
-                raise _broken("number", "holds what is no number")
+                raise _rule_error("number", "contains a non-numeric value")
     return value
 
 
 def _components(value: object) -> tuple[float, ...]:
-    """Checks types alone: number and size are meaning, which is looked at when the whole shape holds."""
+    """Check the types only. The length and the values are checked after the structure of the whole event."""
     if type(value) is not tuple and type(value) is not list:
-        raise _broken("array", "is no array")
+        raise _rule_error("array", "is not an array")
     kinds = set(map(type, value))
     if not kinds <= {float, int}:
-        raise _broken("number", "holds a component that is no number")
+        raise _rule_error("number", "contains a non-numeric component")
     if int in kinds:
         return tuple(map(_component, value))
     return tuple(value)
 
 
 def _component(value: float) -> float:
-    # Compared before it is converted: an integer just beyond float32 would round into its range.
+    # Compared before the conversion: an integer just outside the float32 range would be rounded into it.
     if -FLOAT32_MAX <= value <= FLOAT32_MAX:
         return float(value)
     return math.inf if value > 0 else -math.inf
@@ -223,13 +224,13 @@ def _component(value: float) -> float:
 
 def _hash(value: str) -> str:
     if not _HASH.fullmatch(value):
-        raise _broken("hash", "is no SHA-256 in hexadecimal")
+        raise _rule_error("hash", "is not a SHA-256 hash in hexadecimal")
     return value
 
 
 def _warning(value: str) -> str:
     if not _WARNING.fullmatch(value):
-        raise _broken("code", "is no code of lower-case letters, digits and underscores")
+        raise _rule_error("code", "is not a code of lower-case letters, digits and underscores")
     return value
 
 
@@ -254,10 +255,10 @@ class _Message(BaseModel):
         """Validate a decoded message.
 
         Args:
-            instance: what the wire format held: a ``dict`` of JSON types; UUIDs and instants also Python's.
+            instance: the decoded value: a ``dict`` of JSON types; UUIDs and instants may also be Python's types.
 
         Raises:
-            TerminalError: of the class that names the fault; the message has field and rule, never the value.
+            TerminalError: of the class for the error; the message has the field and the rule, never the value.
         """
         try:
             return cls.model_validate(instance)
@@ -266,7 +267,7 @@ class _Message(BaseModel):
 
 
 class Filters(_Message):
-    """Conditions on chunks and documents; ``None`` means no condition, all others must hold together."""
+    """Conditions on chunks and documents. ``None`` means no condition; all others must be met."""
 
     section: _Text | None = None
     source_url_prefix: _Text | None = None
@@ -274,15 +275,28 @@ class Filters(_Message):
     metadata: _Map | None = None
 
 
+def _float32(embedding: tuple[float, ...]) -> tuple[float, ...]:
+    """An embedding of shape (768,) as float32 values, the canonical form.
+
+    If it is so short that rounding to float32 would change its direction or make it zero, it is first multiplied by
+    the power of two that brings its largest component into [0.5, 1). This keeps the direction, which is all that
+    cosine similarity depends on.
+    """
+    largest = max(map(abs, embedding))
+    if largest < _SMALLEST_NORMAL:
+        _, exponent = math.frexp(largest)
+        embedding = tuple(math.ldexp(component, -exponent) for component in embedding)
+    return _FLOATS.unpack(_FLOATS.pack(*embedding))
+
+
 class QueryEmbedding(_Message):
     """One query event.
 
-    ``embedding`` has shape (768,), finite, within float32's range, not all zero, of any length: float64 as
-    read from JSON, float32 values as read from Avro. ``k`` and ``token_budget`` are clamped to int32.
-    Instants are in UTC.
+    ``embedding`` has shape (768,), is not all zeros, may have any length, and is in canonical form: float32 values,
+    whatever the encoding was. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
     """
 
-    schema_version: _Version  # first: another major is found before anything else is judged by our rules
+    schema_version: _Version  # first, so that another major version is detected before our rules are applied
     event_id: _Uuid
     occurred_at: _Instant
     principals: Annotated[
@@ -303,22 +317,27 @@ class QueryEmbedding(_Message):
     expires_at: _Instant | None = None
 
     @model_validator(mode="after")
-    def _meaning(self) -> Self:
-        # These are no ValueErrors, so pydantic lets them through as they are.
+    def _check_values(self) -> Self:
+        # These are not ValueErrors, so pydantic does not wrap them.
         embedding = self.embedding
         if len(embedding) != DIMENSIONS:
-            raise DimensionMismatch(
-                f"embedding has {len(embedding)} components, the contract says {DIMENSIONS}"
-            )
+            raise DimensionMismatch(f"embedding has {len(embedding)} components, expected {DIMENSIONS}")
         if not all(map(math.isfinite, embedding)):
-            raise NonFiniteEmbedding("embedding holds a component that is NaN, infinite or beyond float32")
+            raise NonFiniteEmbedding(
+                "embedding contains a component that is NaN, infinite or outside the float32 range"
+            )
         low, high = min(embedding), max(embedding)
         if low < -FLOAT32_MAX or high > FLOAT32_MAX:
-            raise NonFiniteEmbedding("embedding holds a component that is NaN, infinite or beyond float32")
+            raise NonFiniteEmbedding(
+                "embedding contains a component that is NaN, infinite or outside the float32 range"
+            )
         if low == 0 == high:
-            raise ZeroEmbedding("embedding has no component that is not zero")
+            raise ZeroEmbedding("embedding is all zeros")
         if self.topic_id is not None and self.session_id is None:
             raise TopicWithoutSession("topic_id is given without session_id")
+        # JSON has float64, Avro float32: without this, the same event would get different scores. The model is frozen;
+        # its fields were validated as received.
+        object.__setattr__(self, "embedding", _float32(embedding))
         return self
 
 
@@ -344,7 +363,7 @@ class Passage(_Message):
 
 
 class RetrievalResult(_Message):
-    """The answer to one event. That ranks have no gaps and ``k_returned`` counts is the assembler's part."""
+    """The answer to one event. The assembler ensures that ranks have no gaps and that ``k_returned`` is correct."""
 
     schema_version: _Version
     result_id: _Uuid
@@ -371,14 +390,14 @@ class RetrievalResult(_Message):
 
 _RULE_TEXTS: Final[Mapping[str, str]] = {
     "missing": "is required",
-    "model_type": "is no object",
-    "dict_type": "is no object",
-    "tuple_type": "is no array",
-    "string_type": "is no string",
-    "string_sub_type": "is no string",
-    "string_unicode": "holds an unpaired surrogate",
-    "int_type": "is no integer",
-    "float_type": "is no number",
+    "model_type": "is not an object",
+    "dict_type": "is not an object",
+    "tuple_type": "is not an array",
+    "string_type": "is not a string",
+    "string_sub_type": "is not a string",
+    "string_unicode": "contains an unpaired surrogate",
+    "int_type": "is not an integer",
+    "float_type": "is not a number",
     "finite_number": "is not finite",
     "string_too_short": "is too short",
     "string_too_long": "is too long",
@@ -386,7 +405,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "too_long": "has too many items",
     "greater_than_equal": "is too small",
     "less_than_equal": "is too large",
-    "literal_error": "is none of the allowed values",
+    "literal_error": "is not one of the allowed values",
 }
 _MAPS: Final = frozenset({"metadata", "coordinates"})
 _OWN_ERROR_TYPES: Final = frozenset(
@@ -395,7 +414,7 @@ _OWN_ERROR_TYPES: Final = frozenset(
 
 
 def _describe(error: ValidationError) -> str:
-    """Name the first field that broke a rule, and the rule. Keys of maps are content and are not named."""
+    """Name the first invalid field and the rule it violates. Map keys are content, so they are not named."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ""
     for step in first["loc"]:
@@ -407,6 +426,6 @@ def _describe(error: ValidationError) -> str:
             path += ".*"
             break
     kind = first["type"]
-    rule = first["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"breaks the rule {kind}")
+    rule = first["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"violates the rule {kind}")
     others = error.error_count() - 1
     return f"{path or 'message'} {rule}" + (f" (and {others} more)" if others else "")

@@ -1,7 +1,7 @@
-"""Selection: two ranked arms become one list of passages (SPEC 4.5).
+"""Selection: merges two ranked arms into one list of passages (SPEC 4.5).
 
-What may live here: the order in which candidates are taken, de-duplication, parents, the threshold, the token budget,
-ranks. Not: where candidates come from, what a passage says, how long anything takes. All functions are pure.
+Belongs here: the order in which candidates are taken, de-duplication, parents, the threshold, the token budget, ranks.
+Does not belong here: where candidates come from, the content of passages, timing. All functions are pure.
 """
 
 import math
@@ -17,26 +17,26 @@ __all__ = [
     "Pick",
     "Scope",
     "Selection",
-    "rank_candidates",
     "order_by_similarity",
+    "rank_candidates",
     "select",
 ]
 
 Scope = Literal["local", "global"]
 
-# A topic reserves two places in three for its own chunks.
+# With a topic, two of three places are reserved for the topic's own chunks.
 _TURNS: Sequence[Scope] = ("local", "local", "global")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A chunk that a search returned.
+    """A chunk returned by a search.
 
     Attributes:
         chunk_id: the chunk that matched.
         distance: cosine distance to the query, in [0, 2].
-        parent_id: the parent that replaces it, where the profile expands and the parent is there.
-        parent_missing: it should be replaced, but its parent is not there.
+        parent_id: the parent that replaces it, if the profile expands parents and the parent is valid.
+        parent_missing: the profile expands parents, but this chunk has no valid parent.
     """
 
     chunk_id: UUID
@@ -59,7 +59,7 @@ class Arm:
 
     Attributes:
         candidates: in the total order (distance, chunk id).
-        complete: no candidate lies beyond the last one.
+        complete: there are no candidates beyond the last one.
     """
 
     candidates: Sequence[Candidate]
@@ -68,7 +68,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A candidate that was taken, and by which arm's turn."""
+    """A selected candidate, and the arm whose turn it was."""
 
     candidate: Candidate
     scope: Scope
@@ -76,13 +76,13 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was taken.
+    """The selected candidates.
 
     Attributes:
-        picks: in the order of selection.
-        tokens_used: of the picks; 0 where no cost was given.
-        starved: arms that ran dry though the scope has more: search further and select again.
-        first_exceeds_budget: under ``stop``, not even the first passage fits.
+        picks: in selection order.
+        tokens_used: tokens of the picks; 0 if no cost function was given.
+        starved: arms that ran out of candidates although the scope has more: search further and select again.
+        first_exceeds_budget: with ``stop``, not even the first passage fits.
     """
 
     picks: tuple[Pick, ...]
@@ -94,9 +94,9 @@ class Selection:
 def rank_candidates(
     candidates: Iterable[Candidate], *, complete: bool, similarity_threshold: float | None
 ) -> Arm:
-    """Put candidates into the total order and cut them off at the threshold.
+    """Sort candidates into the total order and drop those below the threshold.
 
-    A distance that is NaN belongs to a stored zero vector, which has no direction: it is dropped.
+    A NaN distance means that a stored embedding is all zeros and has no direction: the candidate is dropped.
     """
     ranked = sorted(
         (candidate for candidate in candidates if not math.isnan(candidate.distance)),
@@ -104,7 +104,7 @@ def rank_candidates(
     )
     if similarity_threshold is not None:
         near = [candidate for candidate in ranked if candidate.score >= similarity_threshold]
-        if len(near) < len(ranked):  # the rest of the scope is farther still
+        if len(near) < len(ranked):  # the rest of the scope is even farther away
             return Arm(near, complete=True)
     return Arm(ranked, complete=complete)
 
@@ -116,23 +116,23 @@ def select(
     token_budget: int | None = None,
     overflow: Literal["stop", "skip"] = "stop",
     cost: Callable[[Candidate], int] | None = None,
-    gone: Collection[UUID] = (),
+    missing_ids: Collection[UUID] = (),
 ) -> Selection:
     """Take up to k passages from the arms: local, local, global, repeating.
 
-    A candidate that is passed over (a duplicate, or one that does not fit under ``skip``) does not use up its arm's
-    turn. When an arm is exhausted, the other is taken.
+    A skipped candidate (a duplicate, or one that does not fit with ``skip``) does not use up its arm's turn. When an
+    arm is exhausted, all further candidates come from the other arm.
 
     Args:
-        arms: ``global``, and ``local`` where the event names a topic.
-        k: most passages to take.
-        token_budget: most tokens to take; None: no budget.
-        overflow: what a passage that does not fit does.
-        cost: tokens of the passage that a candidate stands for, header included; None: nothing costs anything.
-        gone: passages that are no longer there (or no longer readable) since they were found.
+        arms: ``global``, and ``local`` if the event names a topic.
+        k: maximum number of passages.
+        token_budget: maximum number of tokens; None: no budget.
+        overflow: how to handle a passage that does not fit.
+        cost: tokens of the candidate's passage, including its header; None: every passage costs nothing.
+        missing_ids: passages that were deleted, or became unreadable, after the search found them.
     """
     queues = {scope: iter(arm.candidates) for scope, arm in arms.items()}
-    taken: set[UUID] = set(gone)
+    taken: set[UUID] = set(missing_ids)
     picks: list[Pick] = []
     used = 0
     turns = cycle([scope for scope in _TURNS if scope in arms])
@@ -166,5 +166,5 @@ def select(
 
 
 def order_by_similarity(picks: Iterable[Pick]) -> list[Pick]:
-    """Score descending, then passage id. By score, not distance: two distances may round to one score."""
+    """Sort by descending score, then passage id. By score, not distance: two distances may round to one score."""
     return sorted(picks, key=lambda pick: (-pick.candidate.score, pick.candidate.passage_id))

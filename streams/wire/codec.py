@@ -1,12 +1,10 @@
-"""Between bytes and messages.
+"""Converts between bytes and messages.
 
-Read: Confluent's wire format (``00`` and a 4-byte id), Avro single-object encoding (``C3 01`` and a
-fingerprint), or a JSON object, told apart by the first bytes; none of the three can be taken for another.
-Written: single-object encoding with the contract's own schema.
+Reads Confluent's wire format (``00`` and a 4-byte id), Avro single-object encoding (``C3 01`` and a fingerprint), or
+a JSON object. The first bytes identify the encoding unambiguously. Writes single-object encoding with the contract's
+own schema.
 """
 
-import math
-import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,7 +16,7 @@ from fastavro import schemaless_reader, schemaless_writer
 
 from streams import resources
 from streams.core.errors import Undecodable, UnknownSchema
-from streams.core.messages import DIMENSIONS, QueryEmbedding, RetrievalResult
+from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.wire import strict_json
 from streams.wire.writer_schemas import (
     BadWriterSchema,
@@ -27,10 +25,10 @@ from streams.wire.writer_schemas import (
     WriterSchema,
     full_name,
     read_schemas,
-    writers,
+    schemas_by_contract,
 )
 
-__all__ = ["BadWriterSchema", "Codec", "float32", "query_to_json", "result_to_json"]
+__all__ = ["BadWriterSchema", "Codec", "query_to_json", "result_to_json"]
 
 _SINGLE_OBJECT: Final = b"\xc3\x01"
 _SINGLE_OBJECT_HEAD: Final = 10
@@ -41,22 +39,21 @@ _RESULT: Final = "retrieval_result.v1.avsc"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INSTANTS: Final = ("occurred_at", "expires_at")
-_FLOATS: Final = struct.Struct(f"<{DIMENSIONS}f")
-_SMALLEST_NORMAL: Final = 2.0**-126
 
 
 class Codec:
     """Decodes and encodes both contracts. Immutable, without I/O after construction; safe to share.
 
     Args:
-        schema_path: a directory of further ``.avsc`` files, the schemas of newer minors that producers may
+        schema_path: a directory of additional ``.avsc`` files: the schemas of newer minor versions that producers may
             already write with (``ANABRANCH_SCHEMA_PATH``); not searched recursively.
-        queries: further writer schemas of query events, asked after the files: where a schema registry goes.
+        queries: additional source of writer schemas for query events, used after the files; the place for a schema
+            registry.
         results: the same for results, which consumers decode.
 
     Raises:
-        BadWriterSchema: a file in ``schema_path`` is no Avro schema, belongs to neither contract, or writes
-            what the contract's schema cannot read.
+        BadWriterSchema: a file in ``schema_path`` is not an Avro schema, belongs to neither contract, or writes data
+            that the contract's schema cannot read.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Codec:
         schemas = [*current.items(), *read_schemas(avro / "released")]
         if schema_path is not None:
             schemas += read_schemas(schema_path)
-        known = writers(schemas, readers)
+        known = schemas_by_contract(schemas, readers)
         self._query = _Contract(known[full_name(current[_QUERY])], queries)
         self._result = _Contract(known[full_name(current[_RESULT])], results)
 
@@ -80,8 +77,8 @@ class Codec:
         """Decode and validate a query event.
 
         Raises:
-            TerminalError: of the class that names the fault, and nothing else, whatever the bytes. Profile,
-                model and expiry are not judged here.
+            TerminalError: of the class for the error. Nothing else is raised, whatever the bytes are. Profile, model
+                and expiry are not checked here.
         """
         return QueryEmbedding.parse(self._query.decode(value))
 
@@ -90,9 +87,9 @@ class Codec:
         return RetrievalResult.parse(self._result.decode(value))
 
     def encode_query(self, query: QueryEmbedding) -> bytes:
-        """Encode a query event; the embedding becomes float32 (:func:`float32`)."""
+        """Encode a query event."""
         record = query.model_dump(mode="json", exclude={"embedding", *_INSTANTS})
-        record["embedding"] = float32(query.embedding)
+        record["embedding"] = list(query.embedding)
         for name in _INSTANTS:
             instant = getattr(query, name)
             record[name] = None if instant is None else (instant - _EPOCH) // _MICROSECOND
@@ -104,7 +101,7 @@ class Codec:
 
 
 class _Contract:
-    """One contract's schemas: the first is the reader's and the one that is written with."""
+    """One contract's schemas. The first one is the reader's schema and is also used for writing."""
 
     def __init__(self, known: list[WriterSchema], registry: Resolver | None) -> None:
         self._own = known[0]
@@ -115,7 +112,7 @@ class _Contract:
     def decode(self, value: bytes) -> dict[str, Any]:
         if value.startswith(_SINGLE_OBJECT):
             if len(value) < _SINGLE_OBJECT_HEAD:
-                raise Undecodable("Avro single-object encoding breaks off before its fingerprint ends")
+                raise Undecodable("Avro single-object encoding is truncated within the fingerprint")
             fingerprint = value[2:_SINGLE_OBJECT_HEAD]
             for resolver in self._resolvers:
                 if writer := resolver.by_fingerprint(fingerprint):
@@ -123,7 +120,7 @@ class _Contract:
             raise UnknownSchema(f"no schema with the fingerprint {fingerprint.hex()}")
         if value.startswith(_CONFLUENT):
             if len(value) < _CONFLUENT_HEAD:
-                raise Undecodable("Confluent wire format breaks off before its schema id ends")
+                raise Undecodable("Confluent wire format is truncated within the schema id")
             schema_id = int.from_bytes(value[1:_CONFLUENT_HEAD], "big")
             for resolver in self._resolvers:
                 if writer := resolver.by_id(schema_id):
@@ -140,7 +137,7 @@ class _Contract:
         for name in _INSTANTS:
             micros = record.get(name)
             if micros is not None:
-                # Out of range, it stays a number, which the model refuses as an instant.
+                # An instant out of range stays a number, which the model rejects.
                 with suppress(OverflowError):
                     record[name] = _EPOCH + timedelta(microseconds=micros)
         return record
@@ -152,29 +149,15 @@ class _Contract:
         return stream.getvalue()
 
 
-def float32(embedding: tuple[float, ...]) -> list[float]:
-    """An embedding of shape (768,) as float32 values, the canonical form.
-
-    One that is shorter than float32's normal range, where rounding would turn it or make it zero, is first
-    multiplied by the power of two that brings its largest component into [0.5, 1): the direction, all that a
-    cosine sees, stays.
-    """
-    largest = max(map(abs, embedding))
-    if largest < _SMALLEST_NORMAL:
-        _, exponent = math.frexp(largest)
-        embedding = tuple(math.ldexp(component, -exponent) for component in embedding)
-    return list(_FLOATS.unpack(_FLOATS.pack(*embedding)))
-
-
 def query_to_json(query: QueryEmbedding) -> dict[str, Any]:
     """A query event in canonical form, as a JSON dictionary that its contract accepts.
 
-    Every field of the contract is there, null where it has no value; the embedding is float32, UUIDs are
-    lower case, instants are UTC with six digits of microseconds and ``Z``.
+    It has every field of the contract, with null for fields without a value. The embedding is float32, UUIDs are lower
+    case, instants are UTC with six digits of microseconds and ``Z``.
     """
     record = query.model_dump(mode="json", exclude={"embedding", *_INSTANTS})
     return {
-        name: float32(query.embedding)
+        name: list(query.embedding)
         if name == "embedding"
         else _instant(getattr(query, name))
         if name in _INSTANTS
@@ -184,7 +167,7 @@ def query_to_json(query: QueryEmbedding) -> dict[str, Any]:
 
 
 def result_to_json(result: RetrievalResult) -> dict[str, Any]:
-    """A result in canonical form, as a JSON dictionary that its contract accepts: every field, nulls too."""
+    """A result in canonical form, as a JSON dictionary that its contract accepts. It has every field, also nulls."""
     return result.model_dump(mode="json")
 
 

@@ -1,7 +1,7 @@
-"""Whether two versions of an Avro schema can read each other's data: FULL compatibility.
+"""Checks whether two versions of an Avro schema can read each other's data: FULL compatibility.
 
-Avro's resolution rules, and stricter in three places, because what resolves there still changes the meaning:
-full names must be equal, logical types must be equal, and strings and bytes do not stand for each other.
+The checks follow Avro's resolution rules, but are stricter in three places where resolution would change the meaning:
+full names must be equal, logical types must be equal, and strings and bytes are not interchangeable.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ _PROMOTIONS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def incompatibilities(old: Any, new: Any) -> list[str]:
-    """Why two schemas are not FULLY compatible; empty when they are.
+    """List why two schemas are not FULLY compatible; empty if they are.
 
     Args:
         old: a released schema, as parsed JSON.
-        new: the schema that is to follow it.
+        new: the schema that will replace it.
 
     Returns:
-        One sentence for each obstacle, with direction and path.
+        One sentence per problem, with direction and path.
     """
     return [f"new cannot read old: {problem}" for problem in unreadable(old, new)] + [
         f"old cannot read new: {problem}" for problem in unreadable(new, old)
@@ -36,19 +36,19 @@ def incompatibilities(old: Any, new: Any) -> list[str]:
 
 
 def unreadable(writer: Any, reader: Any) -> list[str]:
-    """Why data of ``writer`` cannot be read as ``reader`` (both parsed JSON); empty when all of it can."""
+    """List why data of ``writer`` cannot be read as ``reader`` (both parsed JSON); empty if all of it can."""
     return list(_Resolution(writer, reader).problems())
 
 
 class _Schema:
-    """A schema with full names, and every primitive or reference as ``{"type": ...}``."""
+    """A schema with full names, and with every primitive or reference as ``{"type": ...}``."""
 
     def __init__(self, schema: Any) -> None:
         self._types: dict[str, dict[str, Any]] = {}
         self.root = self._expand(schema, "")
 
-    def followed(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The definition that a reference names; any other schema as it is."""
+    def resolve_reference(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """The definition that a reference points to; any other schema unchanged."""
         return self._types[schema["name"]] if schema["type"] == _REFERENCE else schema
 
     def _expand(self, schema: Any, namespace: str) -> Any:
@@ -87,22 +87,22 @@ class _Resolution:
         return self._resolve(self._writer.root, self._reader.root, "", frozenset())
 
     def _resolve(self, writer: Any, reader: Any, at: str, above: _Pairs) -> Iterator[str]:
-        """Problems between two schemas; ``above`` are the pairs of records that enclose them."""
+        """Yield the problems between two schemas; ``above`` has the pairs of enclosing records."""
         if isinstance(writer, list):
             for branch in writer:
                 yield from self._resolve(branch, reader, at, above)
             return
-        writer = self._writer.followed(writer)
+        writer = self._writer.resolve_reference(writer)
         if isinstance(reader, list):
             if all(any(self._resolve(writer, branch, at, above)) for branch in reader):
-                yield f"{_at(at)}: no branch of the reader's union takes {_label(writer)}"
+                yield f"{_at(at)}: no branch of the reader's union accepts {_label(writer)}"
             return
-        reader = self._reader.followed(reader)
+        reader = self._reader.resolve_reference(reader)
         wrote, reads = writer["type"], reader["type"]
         logical = writer.get("logicalType"), reader.get("logicalType")
         promoted = reads in _PROMOTIONS.get(wrote, ()) and logical == (None, None)
         if (wrote != reads and not promoted) or logical[0] != logical[1]:
-            yield f"{_at(at)}: {_label(writer)} is not read as {_label(reader)}"
+            yield f"{_at(at)}: {_label(writer)} cannot be read as {_label(reader)}"
         elif wrote == "array":
             yield from self._resolve(writer["items"], reader["items"], f"{at}[]", above)
         elif wrote == "map":
@@ -113,10 +113,10 @@ class _Resolution:
     def _named(self, writer: dict[str, Any], reader: dict[str, Any], at: str, above: _Pairs) -> Iterator[str]:
         pair = (writer["name"], reader["name"])
         if pair[0] != pair[1]:
-            yield f"{_at(at)}: the name {pair[0]} is not {pair[1]}"
+            yield f"{_at(at)}: the writer's name is {pair[0]}, the reader's is {pair[1]}"
         elif writer["type"] == "fixed":
             if writer["size"] != reader["size"]:
-                yield f"{_at(at)}: size {writer['size']} is not {reader['size']}"
+                yield f"{_at(at)}: the writer's size is {writer['size']}, the reader's is {reader['size']}"
         elif writer["type"] == "enum":
             unknown = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
             if unknown and "default" not in reader:
@@ -135,7 +135,7 @@ class _Resolution:
             if source is not None:
                 yield from self._resolve(source["type"], field["type"], path, above)
             elif "default" not in field:
-                yield f"{path}: the writer lacks it and the reader has no default"
+                yield f"{path}: missing in the writer's schema, and the reader's has no default"
 
 
 def _full(name: str, namespace: str) -> str:

@@ -1,9 +1,9 @@
-"""How far an Avro datum reaches: each declared length is held against the bytes there, before decoding.
+"""Validates an Avro datum before decoding: checks each declared length against the bytes that are available.
 
-fastavro trusts its input. It takes a string that breaks off for a shorter one, a negative length for "all the
-rest", a negative index for one from the end, and it loops over whatever count a block declares. Here the same
-bytes are walked first, building nothing: what passes is exactly one well-formed datum and nothing after it,
-in time and memory proportional to its size.
+fastavro trusts its input. It reads a truncated string as a shorter one, a negative length as "everything that
+follows" and a negative index as counted from the end, and it loops over any count that a block declares. This module
+first walks the same bytes without building anything. It accepts exactly one well-formed datum with nothing after it,
+in time and memory proportional to the datum's size.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from streams.core.errors import Undecodable
 __all__ = ["DatumWalker", "Unbounded", "datum_validator"]
 
 DatumWalker = Callable[[bytes, int], int]
-"""Offset of a datum to the offset after it. Raises ``Undecodable``, or ``IndexError`` where the bytes end."""
+"""Maps a datum's offset to the offset after it. Raises ``Undecodable``, or ``IndexError`` at the end of the bytes."""
 
 _INT32: Final = (-(2**31), 2**31 - 1)
 _WIDTHS: Final[Mapping[str, int]] = {"float": 4, "double": 8}
@@ -23,21 +23,21 @@ _CONTINUES: Final = 0x80
 
 
 class Unbounded(ValueError):
-    """Data of this schema could cost more than its size: it is recursive, or has items without bytes."""
+    """The cost of decoding is not bounded by the size of the data: the schema is recursive or has items of 0 bytes."""
 
 
 def datum_validator(schema: Any) -> Callable[[bytes, int], None]:
     """Compile a schema into a check of one datum.
 
     Args:
-        schema: an Avro schema as parsed JSON, with names as fastavro's ``parse_schema`` leaves them (full).
+        schema: an Avro schema as parsed JSON, with full names as returned by fastavro's ``parse_schema``.
 
     Returns:
-        A function of the bytes and the datum's offset, which raises :class:`Undecodable` unless exactly one
-        datum fills the bytes from there to the end.
+        A function of the bytes and the datum's offset. It raises :class:`Undecodable` unless the bytes from there to
+        the end are exactly one datum.
 
     Raises:
-        Unbounded: naming the construct.
+        Unbounded: the message names the construct.
     """
     walk, _ = _compile(schema, {}, ())
 
@@ -45,9 +45,9 @@ def datum_validator(schema: Any) -> Callable[[bytes, int], None]:
         try:
             end = walk(data, start)
         except IndexError:
-            raise Undecodable("the Avro datum breaks off") from None
+            raise Undecodable("the Avro datum is truncated") from None
         except UnicodeDecodeError:
-            raise Undecodable("a string in the Avro datum is no UTF-8") from None
+            raise Undecodable("a string in the Avro datum is not valid UTF-8") from None
         if end != len(data):
             raise Undecodable(f"{len(data) - end} bytes follow the Avro datum")
 
@@ -96,14 +96,14 @@ def _boolean(data: bytes, at: int) -> int:
 def _bytes(data: bytes, at: int) -> int:
     size, at = _long(data, at)
     if size < 0 or size > len(data) - at:
-        raise Undecodable("a length in the Avro datum is negative or exceeds what is there")
+        raise Undecodable("a length in the Avro datum is negative or larger than the remaining data")
     return at + size
 
 
 def _string(data: bytes, at: int) -> int:
     size, at = _long(data, at)
     if size < 0 or size > len(data) - at:
-        raise Undecodable("a length in the Avro datum is negative or exceeds what is there")
+        raise Undecodable("a length in the Avro datum is negative or larger than the remaining data")
     end = at + size
     data[at:end].decode()
     return end
@@ -112,7 +112,7 @@ def _string(data: bytes, at: int) -> int:
 def _fixed(size: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         if size > len(data) - at:
-            raise Undecodable("the Avro datum breaks off")
+            raise Undecodable("the Avro datum is truncated")
         return at + size
 
     return walk
@@ -131,11 +131,11 @@ _SIMPLE: Final[Mapping[str, tuple[DatumWalker, int]]] = {
 
 
 _Walk = tuple[DatumWalker, int]
-"""The walker of a schema, and the fewest bytes that a datum of it takes."""
+"""The walker of a schema, and the minimum size of its data in bytes."""
 
 
 def _compile(schema: Any, names: dict[str, _Walk], above: tuple[str, ...]) -> _Walk:
-    """Compile one schema; ``names`` are the types defined so far, ``above`` the records that enclose it."""
+    """Compile one schema; ``names`` has the types defined so far, ``above`` the enclosing records."""
     if isinstance(schema, list):
         return _union([_compile(branch, names, above)[0] for branch in schema]), 1
     if isinstance(schema, dict):
@@ -144,10 +144,10 @@ def _compile(schema: Any, names: dict[str, _Walk], above: tuple[str, ...]) -> _W
             names[schema["name"]] = walk = _named(schema, names, above)
             return walk
         if kind == "array":
-            items, fewest = _compile(schema["items"], names, above)
-            if fewest == 0:
-                raise Unbounded("an array's items take no bytes")
-            return _array(items, _WIDTHS.get(_primitive(schema["items"])), fewest), 1
+            items, min_size = _compile(schema["items"], names, above)
+            if min_size == 0:
+                raise Unbounded("an array has items of 0 bytes")
+            return _array(items, _WIDTHS.get(_primitive(schema["items"])), min_size), 1
         if kind == "map":
             return _map(_compile(schema["values"], names, above)[0]), 1
         return _compile(kind, names, above)
@@ -162,7 +162,7 @@ def _named(schema: Mapping[str, Any], names: dict[str, _Walk], above: tuple[str,
     if schema["type"] == "enum":
         return _enum(len(schema["symbols"])), 1
     fields = [_compile(field["type"], names, (*above, schema["name"])) for field in schema["fields"]]
-    return _record([walk for walk, _ in fields]), sum(fewest for _, fewest in fields)
+    return _record([walk for walk, _ in fields]), sum(min_size for _, min_size in fields)
 
 
 def _primitive(schema: Any) -> str:
@@ -186,7 +186,7 @@ def _union(branches: list[DatumWalker]) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         index, at = _long(data, at)
         if not 0 <= index < count:
-            raise Undecodable("a union in the Avro datum has no such branch")
+            raise Undecodable("a union in the Avro datum has an invalid branch index")
         return branches[index](data, at)
 
     return walk
@@ -196,42 +196,42 @@ def _enum(count: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         index, at = _long(data, at)
         if not 0 <= index < count:
-            raise Undecodable("an enum in the Avro datum has no such symbol")
+            raise Undecodable("an enum in the Avro datum has an invalid symbol index")
         return at
 
     return walk
 
 
 def _block(data: bytes, at: int) -> tuple[int, int, int | None]:
-    """Number of items, where they begin, and where they must end if the block says so."""
+    """Number of items, where they begin, and where they must end if the block declares its size."""
     count, at = _long(data, at)
     if count >= 0:
         return count, at, None
     size, at = _long(data, at)
     if size < 0 or size > len(data) - at:
-        raise Undecodable("a length in the Avro datum is negative or exceeds what is there")
+        raise Undecodable("a length in the Avro datum is negative or larger than the remaining data")
     return -count, at, at + size
 
 
-def _closed(at: int, end: int | None) -> None:
+def _check_block_end(at: int, end: int | None) -> None:
     if end is not None and at != end:
-        raise Undecodable("a block in the Avro datum has not the size that it declares")
+        raise Undecodable("a block in the Avro datum does not have its declared size")
 
 
-def _array(items: DatumWalker, width: int | None, fewest: int) -> DatumWalker:
+def _array(items: DatumWalker, width: int | None, min_size: int) -> DatumWalker:
     def walk(data: bytes, at: int) -> int:
         while True:
             count, at, end = _block(data, at)
             if count == 0:
                 return at
-            if count * fewest > len(data) - at:
-                raise Undecodable("a count in the Avro datum exceeds what is there")
+            if count * min_size > len(data) - at:
+                raise Undecodable("a count in the Avro datum is too large for the remaining data")
             if width is not None:
                 at += count * width
             else:
                 for _ in range(count):
                     at = items(data, at)
-            _closed(at, end)
+            _check_block_end(at, end)
 
     return walk
 
@@ -244,14 +244,14 @@ def _map(values: DatumWalker) -> DatumWalker:
             if count == 0:
                 return at
             if count > len(data) - at:
-                raise Undecodable("a count in the Avro datum exceeds what is there")
+                raise Undecodable("a count in the Avro datum is too large for the remaining data")
             for _ in range(count):
                 after = _string(data, at)
                 key = data[at:after]
                 if key in keys:
-                    raise Undecodable("a map in the Avro datum has a key twice")
+                    raise Undecodable("a map in the Avro datum has a duplicate key")
                 keys.add(key)
                 at = values(data, after)
-            _closed(at, end)
+            _check_block_end(at, end)
 
     return walk

@@ -1,4 +1,4 @@
-"""A JSON object from bytes, without the liberties that Python's parser takes."""
+"""Strict JSON: parses a JSON object from bytes and rejects the extensions that Python's parser accepts."""
 
 import json
 from typing import Any, Final, NoReturn
@@ -7,9 +7,8 @@ from streams.core.errors import Undecodable
 
 __all__ = ["loads"]
 
-# No field can tell integers of this size apart, and int() of a long text takes quadratic time (and is refused
-# from 4,300 digits on). 64 digits are beyond int64 and float32, so each bound of the contracts still sees
-# what it must.
+# Longer integers are out of range for every field, and int() of a long text takes quadratic time (and fails from
+# 4,300 digits on). 64 digits are outside int64 and float32, so every bound of the contracts still rejects them.
 _LONG: Final = 64
 _HUGE: Final = 10**_LONG
 
@@ -17,13 +16,12 @@ _HUGE: Final = 10**_LONG
 def loads(value: bytes) -> dict[str, Any]:
     """Parse one JSON object in UTF-8.
 
-    Integers of more than 64 characters become ±10^64. Numbers beyond float64 become ±inf, and the contract
-    refuses them where they stand. A key that occurs twice makes the object ambiguous, above all in whose name
-    it is asked, so it is refused; so are ``NaN``, ``Infinity``, a byte order mark and nesting deeper than the
-    interpreter's stack.
+    Integers of more than 64 characters become ±10^64. Numbers outside float64 become ±inf, which the contract rejects
+    in the field. A duplicate key makes the object ambiguous, above all its principals, so it is rejected. Also
+    rejected are ``NaN``, ``Infinity``, a byte order mark and nesting deeper than the interpreter's stack.
 
     Raises:
-        Undecodable: without the text.
+        Undecodable: the message does not quote the text.
     """
     try:
         instance = _DECODER.decode(value.decode("utf-8"))
@@ -34,14 +32,14 @@ def loads(value: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise Undecodable(f"neither Avro nor JSON (at character {error.pos})") from None
     if type(instance) is not dict:
-        raise Undecodable("JSON, but no object")
+        raise Undecodable("JSON, but not an object")
     return instance
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     instance = dict(pairs)
     if len(instance) != len(pairs):
-        raise Undecodable("a JSON object has a key twice")
+        raise Undecodable("a JSON object has a duplicate key")
     return instance
 
 
@@ -52,7 +50,7 @@ def _integer(digits: str) -> int:
 
 
 def _constant(_token: str) -> NoReturn:
-    raise Undecodable("NaN and Infinity are no JSON")
+    raise Undecodable("NaN and Infinity are not valid JSON")
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)

@@ -129,6 +129,7 @@ def test_what_is_shared_is_valid() -> None:
     assert FULL.is_valid(instances.query_event(random.Random(1), SHARED))
 
 
+@pytest.mark.slow
 def test_query_events() -> None:
     outcomes = _compare(_queries(), CODEC.decode_query, _query_accepted_by_schema)
     print(outcomes)
@@ -139,6 +140,7 @@ def test_query_events() -> None:
     assert outcomes["topic_without_session"] > 0
 
 
+@pytest.mark.slow
 def test_results() -> None:
     outcomes = _compare(_results(), CODEC.decode_result, RESULTS.is_valid)
     print(outcomes)
@@ -167,14 +169,14 @@ def test_embeddings() -> None:
 def test_a_contract_is_a_valid_schema_and_describes_every_field(schema: dict[str, Any]) -> None:
     Draft7Validator.check_schema(schema)
 
-    def described(node: dict[str, Any], at: str) -> Iterator[str]:
+    def descriptions(node: dict[str, Any], at: str) -> Iterator[str]:
         for name, field in node.get("properties", {}).items():
             if not field.get("description"):
                 yield f"{at}.{name}"
             for inner in (field, field.get("items", {}), *field.get("anyOf", ())):
-                yield from described(inner, f"{at}.{name}")
+                yield from descriptions(inner, f"{at}.{name}")
 
-    assert list(described(schema, "")) == []
+    assert list(descriptions(schema, "")) == []
     assert all(definition["description"] for definition in schema["definitions"].values())
 
 

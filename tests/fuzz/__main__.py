@@ -23,23 +23,23 @@ def main() -> int:
         return 0
     print(f"seed {seed}", flush=True)
 
-    told = 0
+    reported = 0
 
-    def tell(so_far: Hunt) -> None:
-        nonlocal told
-        for number, broken in so_far.found[told : told + _MAX_REPORTED]:
+    def report(so_far: Hunt) -> None:
+        nonlocal reported
+        for number, broken in so_far.found[reported : reported + _MAX_REPORTED]:
             print(f"! message {number}: {broken}", flush=True)
-        told = len(so_far.found)
+        reported = len(so_far.found)
         if so_far.inputs and so_far.inputs % 25_000 == 0:
             print(f"{so_far.inputs:>9,} messages, {len(so_far.found)} findings", flush=True)
 
-    found = hunt(our_judge(), seed=seed, inputs=options.inputs, seconds=options.seconds, tell=tell)
+    found = hunt(our_judge(), seed=seed, inputs=options.inputs, seconds=options.seconds, report=report)
     print(f"{found.inputs:,} messages, {found.bytes / found.inputs:,.0f} bytes each on average")
     for outcome, number in found.outcomes.most_common():
         print(f"  {outcome:<24}{number:>9,}")
     times, number = found.most
     print(f"most memory: {times:.1f} times the message beyond what is free (message {number})")
-    tell(found)
+    report(found)
     if found.found:
         print(f"✗ {len(found.found)} findings; --seed {seed} --only NUMBER writes the message")
         return 1

@@ -48,7 +48,7 @@ def hunt(
     inputs: int | None,
     seconds: float | None = None,
     first: int = 0,
-    tell: Callable[[Hunt], object] = lambda _: None,
+    report: Callable[[Hunt], object] = lambda _: None,
 ) -> Hunt:
     """Judge messages from a number on; ends after so many, so many seconds, or never."""
     result = Hunt(seed)
@@ -61,7 +61,7 @@ def hunt(
             if result.inputs % _AT_ONCE == 0:
                 # Of a hang within C nothing else would be heard.
                 faulthandler.dump_traceback_later(_AT_ONCE * HANG_SECONDS / 10, exit=True)
-                tell(result)
+                report(result)
             number = first + result.inputs
             value = hostile(seed, number)
             result.inputs += 1

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from streams.core import errors
 from streams.core.errors import AnabranchError, GaveUp, TerminalError, TransientError
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+Kind = TypeVar("Kind", bound=AnabranchError)
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/delivery.md"
 
 # Section 6 of the specification.
 DEAD_LETTERS = {
@@ -23,12 +26,14 @@ DEAD_LETTERS = {
     "model_mismatch",
     "expired",
     "result_too_large",
+    "unreadable_batch",
+    "record_too_large",
 }
 GIVEN_UP = {"search_timeout", "store_unavailable", "internal_error"}
 TRANSIENT = {"store_unavailable", "search_timeout", "store_misconfigured"}
 
 
-def below(kind: type[AnabranchError]) -> Iterator[type[AnabranchError]]:
+def below(kind: type[Kind]) -> Iterator[type[Kind]]:
     for child in kind.__subclasses__():
         yield child
         yield from below(child)
@@ -66,6 +71,7 @@ def test_the_tree_is_drawn_as_it_is() -> None:
 def test_each_has_a_stage_for_the_dead_letters_header() -> None:
     stages = {kind.code: kind.stage for kind in below(TerminalError) if kind is not GaveUp}
     assert stages.pop("result_too_large") == "publish"
+    assert {stages.pop(code) for code in ("unreadable_batch", "record_too_large")} == {"read"}
     assert set(stages.values()) == {"decode"}
 
 
@@ -77,5 +83,6 @@ def test_giving_up_carries_its_own_code_and_leaves_the_class_alone() -> None:
 
 
 def test_every_code_is_documented() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert [code for code in sorted(DEAD_LETTERS | GIVEN_UP) if f"`{code}`" not in text] == []
+    table = PAGE.read_text(encoding="utf-8").split("\n## Dead letters\n")[1].split("\n## ")[0]
+    codes = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
+    assert sorted(codes) == sorted(DEAD_LETTERS | GIVEN_UP)

@@ -1,4 +1,4 @@
-"""Profiles as data, and the rules that one event ends up with."""
+"""Profiles as data, and the params that one event ends up with."""
 
 from typing import Any
 
@@ -47,13 +47,13 @@ def test_the_shipped_profiles_are_the_specifications() -> None:
 
 
 @pytest.mark.parametrize("name", BUILTIN_PROFILES)
-def test_an_event_without_wishes_gets_its_profile_s_values(name: str) -> None:
-    rules = resolve_params(query(profile=name), BUILTIN_PROFILES, "extraction")
+def test_an_event_without_options_gets_its_profile_s_values(name: str) -> None:
+    params = resolve_params(query(profile=name), BUILTIN_PROFILES, "extraction")
     profile = BUILTIN_PROFILES[name]
-    assert (rules.name, rules.profile) == (name, profile)
-    assert (rules.k_requested, rules.k, rules.k_clamped) == (None, profile.k_default, False)
-    assert rules.similarity_threshold == profile.similarity_threshold
-    assert rules.token_budget == profile.token_budget
+    assert (params.name, params.profile) == (name, profile)
+    assert (params.k_requested, params.k, params.k_clamped) == (None, profile.k_default, False)
+    assert params.similarity_threshold == profile.similarity_threshold
+    assert params.token_budget == profile.token_budget
 
 
 def test_an_event_without_profile_gets_the_default_one() -> None:
@@ -63,16 +63,16 @@ def test_an_event_without_profile_gets_the_default_one() -> None:
 
 @given(st.integers(-(2**40), 2**40), st.sampled_from(sorted(BUILTIN_PROFILES)))
 def test_k_is_clamped_and_never_an_error(k: int, name: str) -> None:
-    rules = resolve_params(query(profile=name, k=k), BUILTIN_PROFILES, "extraction")
-    profile = rules.profile
-    assert profile.k_min <= rules.k <= profile.k_max
+    params = resolve_params(query(profile=name, k=k), BUILTIN_PROFILES, "extraction")
+    profile = params.profile
+    assert profile.k_min <= params.k <= profile.k_max
     if profile.k_min <= k <= profile.k_max:
-        assert (rules.k, rules.k_clamped) == (k, False)
+        assert (params.k, params.k_clamped) == (k, False)
     else:
-        assert rules.k in {profile.k_min, profile.k_max}
-        assert rules.k_clamped
+        assert params.k in {profile.k_min, profile.k_max}
+        assert params.k_clamped
     # What was asked is told as it was asked, up to int32.
-    assert rules.k_requested == max(-(2**31), min(2**31 - 1, k))
+    assert params.k_requested == max(-(2**31), min(2**31 - 1, k))
 
 
 @pytest.mark.parametrize(("k", "effective"), [(9, 10), (10, 10), (15, 15), (16, 15), (0, 10), (-1, 10)])
@@ -80,11 +80,11 @@ def test_k_at_the_bounds(k: int, effective: int) -> None:
     assert resolve_params(query(k=k), BUILTIN_PROFILES, "extraction").k == effective
 
 
-def test_an_event_s_own_wishes_override_its_profile() -> None:
-    rules = resolve_params(
+def test_an_event_s_own_options_override_its_profile() -> None:
+    params = resolve_params(
         query(profile="chat", similarity_threshold=0.25, token_budget=7), BUILTIN_PROFILES, "docs"
     )
-    assert (rules.similarity_threshold, rules.token_budget) == (0.25, 7)
+    assert (params.similarity_threshold, params.token_budget) == (0.25, 7)
     # Zero is a threshold, not the absence of one.
     assert (
         resolve_params(
@@ -121,9 +121,9 @@ def test_a_new_name_is_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("overrides", "message"),
     [
-        ({"chat": 7}, "chat: a profile is a table of keys"),
+        ({"chat": 7}, "chat: a profile must be a table of keys"),
         ({"chat": {"k": 7}}, "chat.k: "),
         ({"chat": {"k_max": "9"}}, "chat.k_max: "),
         ({"chat": {"k_max": 9.0}}, "chat.k_max: "),
@@ -135,13 +135,13 @@ def test_a_new_name_is_added() -> None:
         ({"chat": {"token_budget": 0}}, "chat.token_budget: "),
         ({"docs": {"similarity_threshold": 1.01}}, "docs.similarity_threshold: "),
         ({"docs": {"similarity_threshold": float("nan")}}, "docs.similarity_threshold: "),
-        ({"extraction": {"k_max": 12}}, "extraction: k_min <= k_default <= k_max must hold"),
+        ({"extraction": {"k_max": 12}}, "extraction: k_min <= k_default <= k_max is violated"),
         ({"new": {"k_default": 3, "k_min": 1}}, "new.k_max: "),
     ],
 )
-def test_a_malformed_profile_is_refused_by_key(changes: dict[str, Any], message: str) -> None:
+def test_a_malformed_profile_is_refused_by_key(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        overlay(BUILTIN_PROFILES, changes)
+        overlay(BUILTIN_PROFILES, overrides)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 

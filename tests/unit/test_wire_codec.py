@@ -11,7 +11,7 @@ import fastavro
 import pytest
 
 from streams import resources
-from streams.core.errors import ContractViolation, UnknownSchema
+from streams.core.errors import ContractViolation, Undecodable, UnknownSchema
 from streams.core.messages import Passage, QueryEmbedding, RetrievalResult, result_id
 from streams.wire import BadWriterSchema, Codec, query_to_json
 from streams.wire.writer_schemas import WriterSchema
@@ -28,7 +28,7 @@ EVENT: dict[str, Any] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    return json.loads((AVRO / name).read_text(encoding="utf-8"))
+    return dict(json.loads((AVRO / name).read_text(encoding="utf-8")))
 
 
 def crc64(data: bytes) -> int:
@@ -167,27 +167,26 @@ def test_another_minors_writer_schema_is_resolved(tmp_path: Path, minor: Any) ->
     # What is written stays with the released schema.
     assert codec.encode_query(plain) == Codec().encode_query(plain)
     for broken in (data[:-1], data + b"\0", data[:70]):
-        with pytest.raises(Exception, match=r"Avro datum") as caught:
+        with pytest.raises(Undecodable, match=r"Avro datum"):
             codec.decode_query(broken)
-        assert caught.value.code == "undecodable"
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         ("{", "bad.avsc"),
-        ("[]", "no record schema"),
-        ('{"type": "record"}', "none of"),
-        (json.dumps({"type": "record", "name": "Other", "fields": []}), "none of"),
+        ("[]", "not a record schema"),
+        ('{"type": "record"}', "is not one of"),
+        (json.dumps({"type": "record", "name": "Other", "fields": []}), "is not one of"),
         (
             json.dumps(
                 {"type": "record", "name": "QueryEmbedding", "namespace": "anabranch.v1", "fields": []}
             ),
-            "cannot be read",
+            "the contract cannot read its data",
         ),
         (
             json.dumps({"type": "record", "name": "QueryEmbedding", "namespace": "anabranch.v1"}),
-            "no Avro schema",
+            "not an Avro schema",
         ),
         (
             json.dumps(
@@ -198,14 +197,14 @@ def test_another_minors_writer_schema_is_resolved(tmp_path: Path, minor: Any) ->
                     "fields": [{"name": "x", "type": "nope"}],
                 }
             ),
-            "no Avro schema",
+            "not an Avro schema",
         ),
         (
             json.dumps(
                 newer()
                 | {"fields": [*newer()["fields"], {"name": "n", "type": {"type": "array", "items": "null"}}]}
             ),
-            "no bytes",
+            "items of 0 bytes",
         ),
         (
             json.dumps(
@@ -224,7 +223,7 @@ def test_a_schema_that_cannot_be_used_stops_the_start(tmp_path: Path, content: s
 
 
 def test_a_schema_path_that_is_none_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(BadWriterSchema, match="no directory"):
+    with pytest.raises(BadWriterSchema, match="not a directory"):
         Codec(tmp_path / "absent")
 
 
@@ -252,8 +251,8 @@ def test_messages_hold_and_are_immutable() -> None:
     assert type(query.embedding) is tuple
     assert query.occurred_at.isoformat() == "2025-06-01T12:34:56.789012+00:00"
     with pytest.raises(ValueError, match="frozen"):
-        query.k = 3  # type: ignore[misc]
-    with pytest.raises(ContractViolation, match=r"^message is no object$"):
+        query.k = 3
+    with pytest.raises(ContractViolation, match=r"^message is not an object$"):
         QueryEmbedding.parse([])
 
 

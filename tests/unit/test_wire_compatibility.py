@@ -117,4 +117,4 @@ def test_an_alias_reads_the_old_name() -> None:
 def test_a_recursive_change_is_found() -> None:
     changed = record(field("long", "value"), field(["null", "R"], "next", default=None))
     assert unreadable(TREE, changed) == []
-    assert unreadable(changed, TREE) == ["value: long is not read as int"]
+    assert unreadable(changed, TREE) == ["value: long cannot be read as int"]

@@ -487,7 +487,6 @@ async def test_a_parent_that_is_not_there_for_the_caller_leaves_its_child(holdin
     assert (numbers(found), found["warnings"]) == ([0], ["parent_missing"])
 
 
-@pytest.mark.xfail(strict=True, reason="JSON numbers are not rounded to float32 before the search")
 async def test_an_event_as_json_and_as_avro_has_the_same_result(holding: Holding) -> None:
     """Scores to the last bit, and a threshold that equals one of them."""
     asked = await holding(*(chunk(number, near(number)) for number in range(20)))
