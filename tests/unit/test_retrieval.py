@@ -7,6 +7,7 @@ PostgreSQL can tell it, and may lose a passage between the search and the fetch.
 import asyncio
 import math
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -564,3 +565,48 @@ def test_rows_are_what_the_property_relies_on() -> None:
     assert row.candidate(expand=False).passage_id == UUID(int=5)
     assert row.candidate(expand=True).passage_id == UUID(int=1)
     assert replace(row, orphan=True).candidate(expand=True).parent_missing
+
+
+def params(k: int = 5, **fields: Any) -> RetrievalParams:
+    own = {name: fields.pop(name, None) for name in ("k_requested", "similarity_threshold", "token_budget")}
+    defaults: dict[str, Any] = {"k_default": 1, "k_min": 1, "k_max": 1000, "order": "interleaved"}
+    profile = Profile(**(defaults | fields))
+    return RetrievalParams(name="test", profile=profile, k=k, **own)
+
+
+@pytest.mark.xfail(strict=True, reason="counting the tokens of a long text blocks the event loop")
+@pytest.mark.parametrize("overflow", ["stop", "skip"])
+async def test_long_texts_are_counted_off_the_event_loop(overflow: Any) -> None:
+    """A megabyte takes half a second, for which no other event would go on."""
+    counted: dict[int, bool] = {}
+
+    def count(text: str) -> int:
+        counted[len(text)] = threading.current_thread() is threading.main_thread()
+        return len(text)
+
+    store = Rows([Row(1, 0.1)], {1: passage(1, text_content="x" * 1_000_000, file_description="y" * 30)})
+    overrides = rules(1, token_budget=2_000_000, overflow=overflow)
+    await retrieve(GLOBAL, overrides, store, count, started=perf_counter())
+    assert counted.pop(1_000_000) is False
+    assert [*counted] == [len("[Source: ]\n") + 30]
+    # What is short is not worth a thread.
+    counted.clear()
+    await retrieve(GLOBAL, overrides, Rows([Row(2, 0.1)]), count, started=perf_counter())
+    assert counted == {len("text 2"): True}
+
+
+@pytest.mark.xfail(strict=True, reason="skip fetches thousands of texts for a budget that nothing fits")
+async def test_a_budget_that_nothing_fits_is_not_looked_after_for_long() -> None:
+    rows = [Row(number, number / 20_000, in_topic=True) for number in range(1, 12_000)]
+    store = Rows(rows, {number: passage(number, token_count=50) for number in range(1, 12_000)})
+    result = await answer(store, TOPICAL, rules(9, token_budget=40, overflow="skip"))
+    assert (numbers(result), result.warnings) == ([], ("scan_truncated",))
+    assert store.fetched == []  # what is stored says that they do not fit
+    assert len(store.searches) <= 6
+    assert max(search.limit for search in store.searches) == 1000
+
+    # Where no count is stored, their length says that they cannot fit.
+    long = "x" * (128 * 40 + 1)
+    store = Rows(rows, {number: passage(number, text_content=long) for number in range(1, 12_000)})
+    result = await answer(store, TOPICAL, rules(9, token_budget=40, overflow="skip"))
+    assert (numbers(result), result.warnings, store.fetched) == ([], ("scan_truncated",), [])

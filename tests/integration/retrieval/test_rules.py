@@ -506,3 +506,20 @@ async def test_an_event_as_json_and_as_avro_has_the_same_result(holding: Holding
                 del result["query_time_ms"]
             assert results[0] == results[1]
             threshold = rng.choice(results[0]["results"])["score"]
+
+
+@pytest.mark.xfail(strict=True, reason="a stored token count near the limit of int32 is an internal error")
+@pytest.mark.parametrize("profile", ["plain", "stop", "skip"])
+async def test_a_token_count_that_no_passage_has_is_counted_again(holding: Holding, profile: str) -> None:
+    ask = await holding(
+        *(
+            chunk(number, near(number), document_id=document.id, token_count=2**31 - 1)
+            for number, document in enumerate([DESCRIBED, DESCRIBED, DOCUMENT, DOCUMENT])
+        )
+    )
+    found = await ask(profile, token_budget=None if profile == "plain" else 1000)
+    assert found["warnings"] == ["store_value_invalid"]
+    assert numbers(found) == [0, 1, 2, 3]
+    for passage in found["results"]:
+        header = "" if passage["header"] is None else passage["header"] + "\n"
+        assert passage["token_count"] == count_tokens(passage["text_content"]) + count_tokens(header)
