@@ -1,7 +1,7 @@
-"""Retrieval: one query fans out into its arms, and they rejoin as one result.
+"""Retrieval: splits a query into its arms and merges their results into one.
 
-What may live here: which searches are made, that they run in parallel, when to search further. Not: SQL, Kafka, Avro,
-metrics; it returns facts and durations. `Store` and `Tokenizer` are the two ports it needs.
+Belongs here: which searches are made, running them in parallel, when to search further. Does not belong here: SQL,
+Kafka, Avro, metrics; this module returns facts and durations. `Store` and `Tokenizer` are the two ports it needs.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from streams.core.selection import (
     rank_candidates,
     select,
 )
+from streams.core.warning_codes import WarningCode
 
 __all__ = [
     "ArmResult",
@@ -40,31 +41,39 @@ __all__ = [
     "Search",
     "Store",
     "StoredPassage",
+    "StoredSize",
     "Tokenizer",
     "retrieve",
     "unit_vector",
 ]
 
-# Growing the limit by this factor reaches a parent's fifty children on top in two more rounds.
+# Growing the limit by this factor handles a parent whose fifty children rank first in two more rounds.
 _GROWTH = 4
-# Beyond this many candidates in one arm an honest warning beats another search.
+# Beyond this many candidates in one arm, return a warning instead of searching again.
 _MAX_CANDIDATES = 10_000
+# The same for candidates skipped because of the token budget, and how fast to grow to this limit.
+_MAX_PASSED_OVER = 1000
+_LOOK_AHEAD_GROWTH = 8
+# For cl100k_base: a text with more bytes than this times the budget cannot fit.
+_LONGEST_TOKEN_BYTES = 128
+# A text of this many characters takes some milliseconds to count; longer ones are counted in a thread.
+_LONG_TEXT = 8 * 1024
 
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One arm's question to the store.
+    """One arm's search request to the store.
 
     Attributes:
         vector: the query's direction, shape (768,), unit length.
-        principals: who asks.
-        session_id: the session to search in; None: all that the asker may read.
+        principals: the requesting principals.
+        session_id: the session to search in; None: everything that the principals may read.
         topic_id: the topic to search in (the local arm); None: the whole session.
-        filters: ANDed conditions; None: none.
-        expand_parents: whether problems are to name the parents that replace them.
-        limit: most rows to return.
+        filters: ANDed conditions; None: no conditions.
+        expand_parents: whether to return the parents that replace problems.
+        limit: maximum number of rows to return.
     """
 
     vector: Vector
@@ -78,12 +87,13 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm's answer.
+    """One arm's result.
 
     Attributes:
         candidates: at most ``limit``.
-        complete: the scope has no further row.
-        truncated: the index gave up, and the scope is too large to search exactly; what it had found by then came back.
+        complete: the scope has no more rows.
+        truncated: the index scan reached its limit, and the scope is too large to search exactly; the candidates are
+            those found until then.
     """
 
     candidates: Sequence[Candidate]
@@ -93,10 +103,10 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A chunk's text and surroundings, as the store has them.
+    """A chunk's text and metadata, as stored.
 
     Attributes:
-        invalid: an optional column was malformed and has become null.
+        invalid: an optional column was malformed and has been replaced by null.
     """
 
     chunk_id: UUID
@@ -114,10 +124,32 @@ class StoredPassage:
     invalid: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSize:
+    """The size of a passage, available without reading its text.
+
+    Attributes:
+        token_count: stored token count of the text; None if it is missing or invalid.
+        text_bytes: size of the text in UTF-8, or less.
+    """
+
+    token_count: int | None
+    text_bytes: int
+    file_description: str | None
+
+    @property
+    def header(self) -> str | None:
+        return None if self.file_description is None else f"[Source: {self.file_description}]"
+
+
 class Store(Protocol):
-    """Where chunks are. Raises only TransientError subclasses, or what nobody foresaw."""
+    """The store of the chunks. Raises only TransientError subclasses or unexpected exceptions."""
 
     async def search(self, search: Search) -> ArmResult: ...
+
+    async def sizes(
+        self, principals: Sequence[str], chunk_ids: Sequence[UUID]
+    ) -> Mapping[UUID, StoredSize]: ...
 
     async def passages(
         self, principals: Sequence[str], chunk_ids: Sequence[UUID]
@@ -129,7 +161,7 @@ Tokenizer = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A result, and how long its parts took, in seconds."""
+    """A result, and the durations of its parts in seconds."""
 
     result: RetrievalResult
     search_seconds: float
@@ -140,8 +172,8 @@ class Retrieved:
 def unit_vector(embedding: Sequence[float]) -> Vector:
     """The embedding's direction: normalized in float64, shape (768,), float32.
 
-    pgvector sums squares in float32, where vectors scaled by 1e-25 or 1e20 under- or overflow. The largest component
-    is divided out first, so that no square under- or overflows in float64 either.
+    pgvector sums squares in float32, which underflows or overflows for vectors scaled by 1e-25 or 1e20. All components
+    are first divided by the largest, so that squares do not underflow or overflow in float64 either.
     """
     vector = np.asarray(embedding, dtype=np.float64)
     vector = vector / np.abs(vector).max()
@@ -150,64 +182,83 @@ def unit_vector(embedding: Sequence[float]) -> Vector:
 
 
 async def retrieve(
-    query: QueryEmbedding, rules: RetrievalParams, store: Store, count_tokens: Tokenizer, *, started: float
+    query: QueryEmbedding,
+    params: RetrievalParams,
+    store: Store,
+    count_tokens: Tokenizer,
+    *,
+    started: float,
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> Retrieved:
     """Answer one query.
 
     Args:
         query: the event.
-        rules: its profile and its own wishes, combined.
+        params: its profile with its overrides applied.
         store: where to search.
-        count_tokens: tokens of a text.
-        started: `perf_counter()` when the event was read; ``query_time_ms`` counts from there.
+        count_tokens: counts the tokens of a text.
+        started: `perf_counter()` when the event was read; ``query_time_ms`` starts there.
+        on_stage: called at the start of each stage: ``search`` or ``assemble``.
     """
-    clock = _Clock()
-    fan_out = _FanOut(query, rules, store)
-    texts = _Texts(query.principals, store, count_tokens)
-    skipping = rules.token_budget is not None and rules.profile.overflow == "skip"
+    timers = _StageTimers(on_stage)
+    fan_out = _FanOut(query, params, store)
+    texts = _Texts(query.principals, store, count_tokens, budget=params.token_budget)
+    skipping = params.token_budget is not None and params.profile.overflow == "skip"
+    batch = 2 * params.k
     while True:
-        with clock.searching:
+        with timers.searching:
             await fan_out.search()
-        # Whose text must be known: under `skip` the budget may reach any candidate, else none beyond the first k.
-        arms = _without_parents(fan_out.arms, texts.gone)
-        reachable = select(arms, k=rules.k, missing_ids=texts.gone)
-        if skipping:
-            wanted = {candidate.passage_id for arm in arms.values() for candidate in arm.candidates}
-        elif reachable.starved:
+        arms = _without_missing_parents(fan_out.arms, texts.missing_ids)
+        reachable = select(arms, k=params.k, missing_ids=texts.missing_ids)
+        if reachable.starved:
             fan_out.widen(reachable.starved)
             continue
-        else:
-            wanted = {pick.candidate.passage_id for pick in reachable.picks}
-        with clock.searching:
-            lost = await texts.fetch(wanted)
-        if lost:
-            continue  # others take their places, which may be beyond what was looked at
-        with clock.assembling:
+        # Sizes to load: with `skip`, the selection may reach any candidate, else only the first k.
+        with timers.searching:
+            any_missing = await (
+                texts.measure({candidate.passage_id for arm in arms.values() for candidate in arm.candidates})
+                if skipping
+                else texts.fetch([pick.candidate.passage_id for pick in reachable.picks])
+            )
+        if any_missing:
+            continue  # other candidates replace them, whose sizes may not be loaded yet
+        with timers.assembling:
+            await texts.count()
             selection = select(
                 arms,
-                k=rules.k,
-                token_budget=rules.token_budget,
-                overflow=rules.profile.overflow,
-                cost=texts.tokens,
-                missing_ids=texts.gone,
+                k=params.k,
+                token_budget=params.token_budget,
+                overflow=params.profile.overflow,
+                cost=texts.cost,
+                missing_ids=texts.missing_ids,
             )
-        if not selection.starved:
+        if uncounted := texts.uncounted():
+            # Only the texts show whether they fit. Load the nearest first: the others may not be needed.
+            with timers.searching:
+                await texts.fetch(uncounted[:batch])
+            batch *= 2
+            continue
+        if selection.starved:
+            fan_out.look_ahead()
+            continue
+        with timers.searching:
+            any_missing = await texts.fetch([pick.candidate.passage_id for pick in selection.picks])
+        if not any_missing:
             break
-        fan_out.widen(selection.starved)
-    with clock.assembling:
-        result = _result(query, rules, selection, texts, truncated=fan_out.truncated, started=started)
-    return Retrieved(result, clock.searching.seconds, clock.assembling.seconds, dict(fan_out.arm_seconds))
+    with timers.assembling:
+        result = _result(query, params, selection, texts, truncated=fan_out.truncated, started=started)
+    return Retrieved(result, timers.searching.seconds, timers.assembling.seconds, dict(fan_out.arm_seconds))
 
 
-def _without_parents(arms: Mapping[Scope, Arm], gone: Collection[UUID]) -> Mapping[Scope, Arm]:
-    """The arms as if parents that are gone by now had been missing when they were looked for."""
-    if not gone:
+def _without_missing_parents(arms: Mapping[Scope, Arm], missing_ids: Collection[UUID]) -> Mapping[Scope, Arm]:
+    """The arms as if parents deleted since the search had already been missing then."""
+    if not missing_ids:
         return arms
     return {
         scope: Arm(
             [
                 replace(candidate, parent_id=None, parent_missing=True)
-                if candidate.parent_id in gone
+                if candidate.parent_id in missing_ids
                 else candidate
                 for candidate in arm.candidates
             ],
@@ -220,86 +271,140 @@ def _without_parents(arms: Mapping[Scope, Arm], gone: Collection[UUID]) -> Mappi
 class _Stopwatch:
     """Adds up the time spent inside it, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_enter: Callable[[], None]) -> None:
         self.seconds = 0.0
         self._since = 0.0
+        self._on_enter = on_enter
 
     def __enter__(self) -> None:
+        self._on_enter()
         self._since = perf_counter()
 
     def __exit__(self, *_: object) -> None:
         self.seconds += perf_counter() - self._since
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.searching = _Stopwatch()
-        self.assembling = _Stopwatch()
+class _StageTimers:
+    def __init__(self, on_stage: Callable[[str], None]) -> None:
+        self.searching = _Stopwatch(lambda: on_stage("search"))
+        self.assembling = _Stopwatch(lambda: on_stage("assemble"))
 
 
 class _Texts:
-    """The texts of the passages that a selection may reach, fetched once each.
+    """Token counts of the passages that a selection may reach, and the texts of the selected ones.
 
     Attributes:
-        gone: passages that were deleted, or revoked from the asker, since they were found.
+        missing_ids: passages that were deleted, or became unreadable, after the search found them.
     """
 
-    def __init__(self, principals: Sequence[str], store: Store, count_tokens: Tokenizer) -> None:
+    def __init__(
+        self, principals: Sequence[str], store: Store, count_tokens: Tokenizer, *, budget: int | None
+    ) -> None:
         self._principals = principals
         self._store = store
         self._count_tokens = count_tokens
+        self._budget = budget
+        self._sizes: dict[UUID, StoredSize] = {}
         self._passages: dict[UUID, StoredPassage] = {}
-        self._tokens: dict[tuple[UUID, bool], int] = {}
-        self.gone: set[UUID] = set()
+        self._tokens: dict[str | UUID, int] = {}
+        """The token counts of passages' texts by id, and of headers."""
+        self._uncounted: dict[UUID, None] = {}
+        self.missing_ids: set[UUID] = set()
 
-    async def fetch(self, chunk_ids: Collection[UUID]) -> bool:
-        """Fetch those that are not here yet; True where one of them is gone."""
-        missing = [
-            chunk_id for chunk_id in chunk_ids if chunk_id not in self._passages and chunk_id not in self.gone
+    async def measure(self, chunk_ids: Collection[UUID]) -> bool:
+        """Load the sizes that are not known yet; return True if a passage is missing."""
+        unread = [
+            chunk_id
+            for chunk_id in chunk_ids
+            if chunk_id not in self._sizes and chunk_id not in self.missing_ids
         ]
-        if not missing:
+        if not unread:
             return False
-        self._passages.update(await self._store.passages(self._principals, missing))
-        lost = {chunk_id for chunk_id in missing if chunk_id not in self._passages}
-        self.gone |= lost
-        return bool(lost)
+        sizes = await self._store.sizes(self._principals, unread)
+        self._sizes.update(sizes)
+        return self._record_missing(unread, sizes)
+
+    async def fetch(self, chunk_ids: Sequence[UUID]) -> bool:
+        """Load the texts that are not known yet; return True if a passage is missing."""
+        unread = [
+            chunk_id
+            for chunk_id in chunk_ids
+            if chunk_id not in self._passages and chunk_id not in self.missing_ids
+        ]
+        if not unread:
+            return False
+        passages = await self._store.passages(self._principals, unread)
+        self._passages.update(passages)
+        for chunk_id, passage in passages.items():
+            # A row may change between two reads: report the token count that the selection used.
+            self._sizes.setdefault(
+                chunk_id, StoredSize(passage.token_count, len(passage.text_content), passage.file_description)
+            )
+        return self._record_missing(unread, passages)
+
+    def _record_missing(self, requested: Sequence[UUID], found: Collection[UUID]) -> bool:
+        missing = {chunk_id for chunk_id in requested if chunk_id not in found}
+        self.missing_ids |= missing
+        return bool(missing)
+
+    async def count(self) -> None:
+        """Count the tokens of loaded texts without a stored count."""
+        texts: dict[str | UUID, str] = {}
+        for chunk_id, size in self._sizes.items():
+            if chunk_id in self._tokens:
+                continue
+            if size.token_count is not None:
+                self._tokens[chunk_id] = size.token_count
+            elif chunk_id in self._passages:
+                texts[chunk_id] = self._passages[chunk_id].text_content
+        for size in self._sizes.values():
+            if size.header is not None and size.header not in self._tokens:
+                texts[size.header] = size.header + "\n"
+        if sum(map(len, texts.values())) < _LONG_TEXT:
+            counts = [self._count_tokens(text) for text in texts.values()]
+        else:
+            counts = await asyncio.to_thread(lambda: [self._count_tokens(text) for text in texts.values()])
+        self._tokens.update(zip(texts, counts, strict=True))
+
+    def uncounted(self) -> list[UUID]:
+        """Passages for which `cost` was called but needs the text; in call order."""
+        uncounted, self._uncounted = list(self._uncounted), {}
+        return uncounted
 
     def passage(self, candidate: Candidate) -> StoredPassage:
         return self._passages[candidate.passage_id]
 
     def header(self, candidate: Candidate) -> str | None:
-        """An expanded parent's text brings its own header."""
-        if candidate.parent_id is not None:
-            return None
-        description = self.passage(candidate).file_description
-        return None if description is None else f"[Source: {description}]"
+        """The passage's header; None for an expanded parent, whose text has its own header."""
+        return None if candidate.parent_id is not None else self._sizes[candidate.passage_id].header
 
     def tokens(self, candidate: Candidate) -> int:
-        """Tokens of header and text; the stored count of the text's where there is one."""
-        key = (candidate.passage_id, candidate.parent_id is not None)
-        if key not in self._tokens:
-            passage, header = self.passage(candidate), self.header(candidate)
-            text = (
-                self._count_tokens(passage.text_content)
-                if passage.token_count is None
-                else passage.token_count
-            )
-            self._tokens[key] = text if header is None else text + self._count_tokens(header + "\n")
-        return self._tokens[key]
+        """Tokens of header and text; uses the stored count of the text if there is one."""
+        header = self.header(candidate)
+        return self._tokens[candidate.passage_id] + (0 if header is None else self._tokens[header])
+
+    def cost(self, candidate: Candidate) -> int:
+        """Like `tokens`, but more than the budget if the text is not loaded, whether or not it would fit."""
+        if candidate.passage_id in self._tokens:
+            return self.tokens(candidate)
+        budget = self._budget or 0
+        if self._sizes[candidate.passage_id].text_bytes <= budget * _LONGEST_TOKEN_BYTES:
+            self._uncounted[candidate.passage_id] = None
+        return budget + 1
 
 
 class _FanOut:
     """The arms of one query, searched in parallel, each as far as needed."""
 
-    def __init__(self, query: QueryEmbedding, rules: RetrievalParams, store: Store) -> None:
+    def __init__(self, query: QueryEmbedding, params: RetrievalParams, store: Store) -> None:
         self._query = query
         self._store = store
-        self._expand = rules.profile.expand_parents
-        self._threshold = rules.similarity_threshold
+        self._expand = params.profile.expand_parents
+        self._threshold = params.similarity_threshold
         self._vector = unit_vector(query.embedding)
         scopes: tuple[Scope, ...] = ("global",) if query.topic_id is None else ("local", "global")
-        # The global arm repeats what the local one took, and children share parents: ask for more at once than k.
-        limit = rules.k * len(scopes) * (3 if self._expand else 1)
+        # The global arm returns the local arm's chunks again, and children share parents: request more than k at once.
+        limit = params.k * len(scopes) * (3 if self._expand else 1)
         self._limits: dict[Scope, int] = dict.fromkeys(scopes, limit)
         self._stale = set(scopes)
         self.arms: dict[Scope, Arm] = {}
@@ -307,7 +412,7 @@ class _FanOut:
         self.truncated = False
 
     async def search(self) -> None:
-        """Search every arm whose limit has changed since it was last searched."""
+        """Search every arm whose limit has changed since its last search."""
         scopes, self._stale = sorted(self._stale), set()
         if len(scopes) == 1:
             await self._search_arm(scopes[0])
@@ -317,23 +422,31 @@ class _FanOut:
                     for scope in scopes:
                         group.create_task(self._search_arm(scope))
             except BaseExceptionGroup as both:
-                # One arm's failure cancels the other; which of two failures is told makes no difference.
+                # One arm's failure cancels the other; if both fail, it does not matter which one is raised.
                 raise both.exceptions[0] from None
 
-    def widen(self, scopes: frozenset[Scope]) -> None:
-        """Ask these arms for more next time, up to where a warning is more honest than another search."""
+    def widen(self, scopes: Collection[Scope]) -> None:
+        """Request more from these arms next time, up to the limit at which a warning is returned instead."""
+        self._widen(scopes, _GROWTH, _MAX_CANDIDATES)
+
+    def look_ahead(self) -> None:
+        """Request more from every arm that may have more, because the budget skipped the existing candidates."""
+        scopes = [scope for scope, arm in self.arms.items() if not arm.complete]
+        self._widen(scopes, _LOOK_AHEAD_GROWTH, _MAX_PASSED_OVER)
+
+    def _widen(self, scopes: Collection[Scope], growth: int, maximum: int) -> None:
         for scope in scopes:
-            if self._limits[scope] >= _MAX_CANDIDATES:
+            if self._limits[scope] >= maximum:
                 self.arms[scope] = Arm(self.arms[scope].candidates, complete=True)
                 self.truncated = True
             else:
-                self._limits[scope] = min(self._limits[scope] * _GROWTH, _MAX_CANDIDATES)
+                self._limits[scope] = min(self._limits[scope] * growth, maximum)
                 self._stale.add(scope)
 
     async def _search_arm(self, scope: Scope) -> None:
         clock = perf_counter()
         query = self._query
-        found = await self._store.search(
+        result = await self._store.search(
             Search(
                 vector=self._vector,
                 principals=query.principals,
@@ -344,11 +457,11 @@ class _FanOut:
                 limit=self._limits[scope],
             )
         )
-        self.truncated = self.truncated or found.truncated
+        self.truncated = self.truncated or result.truncated
         self.arms[scope] = rank_candidates(
-            found.candidates,
-            # With as many as asked for, a wider search may still find more.
-            complete=found.complete or (found.truncated and len(found.candidates) < self._limits[scope]),
+            result.candidates,
+            # If the arm returned as many as requested, a larger search may find more.
+            complete=result.complete or (result.truncated and len(result.candidates) < self._limits[scope]),
             similarity_threshold=self._threshold,
         )
         self.arm_seconds[scope] = self.arm_seconds.get(scope, 0.0) + perf_counter() - clock
@@ -356,20 +469,20 @@ class _FanOut:
 
 def _result(
     query: QueryEmbedding,
-    rules: RetrievalParams,
+    params: RetrievalParams,
     selection: Selection,
     texts: _Texts,
     *,
     truncated: bool,
     started: float,
 ) -> RetrievalResult:
-    picks = order_by_similarity(selection.picks) if rules.profile.order == "similarity" else selection.picks
+    picks = order_by_similarity(selection.picks) if params.profile.order == "similarity" else selection.picks
     warnings = {
-        "k_clamped": rules.k_clamped,
-        "first_passage_exceeds_budget": selection.first_exceeds_budget,
-        "parent_missing": any(pick.candidate.parent_missing for pick in picks),
-        "scan_truncated": truncated,
-        "store_value_invalid": any(texts.passage(pick.candidate).invalid for pick in picks),
+        WarningCode.K_CLAMPED: params.k_clamped,
+        WarningCode.FIRST_PASSAGE_EXCEEDS_BUDGET: selection.first_exceeds_budget,
+        WarningCode.PARENT_MISSING: any(pick.candidate.parent_missing for pick in picks),
+        WarningCode.SCAN_TRUNCATED: truncated,
+        WarningCode.STORE_VALUE_INVALID: any(texts.passage(pick.candidate).invalid for pick in picks),
     }
     return RetrievalResult(
         schema_version=query.schema_version,
@@ -377,19 +490,19 @@ def _result(
         event_id=query.event_id,
         query_hash=query.query_hash,
         embedding_model=query.embedding_model,
-        profile=rules.name,
+        profile=params.name,
         session_id=query.session_id,
         topic_id=query.topic_id,
         query_embedding_dimensions=DIMENSIONS,
-        k_requested=rules.k_requested,
-        k_effective=rules.k,
+        k_requested=params.k_requested,
+        k_effective=params.k,
         k_returned=len(picks),
         score_type="cosine_similarity",
-        similarity_threshold=rules.similarity_threshold,
-        token_budget=rules.token_budget,
+        similarity_threshold=params.similarity_threshold,
+        token_budget=params.token_budget,
         tokens_used=selection.tokens_used,
         query_time_ms=(perf_counter() - started) * 1000,
-        warnings=tuple(code for code, holds in warnings.items() if holds),
+        warnings=tuple(code.value for code, holds in warnings.items() if holds),
         results=tuple(_passage(rank, pick, texts) for rank, pick in enumerate(picks, start=1)),
     )
 

@@ -1,7 +1,7 @@
-"""Searches in PostgreSQL, each in a transaction of its own that knows who asks.
+"""Searches in PostgreSQL, each in its own transaction with the requesting principals.
 
-What may live here: connections, transactions, statements, rows to values. Not: which searches are made, or what is
-selected from them. Every exception leaves through `streams.store.error_translation`.
+Belongs here: connections, transactions, statements, converting rows to values. Does not belong here: which searches to
+run, or what to select from them. `streams.store.error_translation` translates every exception.
 """
 
 import asyncio
@@ -20,28 +20,39 @@ from pgvector.asyncpg import register_vector
 from streams.core.errors import StoreMisconfigured
 from streams.core.messages import Filters
 from streams.core.selection import Candidate
-from streams.retrieval import ArmResult, Search, StoredPassage
+from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
 from streams.store.error_translation import translate
 
 __all__ = ["PooledConnection", "PostgresStore"]
 
 T = TypeVar("T")
 
-# hnsw.ef_search: how many candidates the index keeps in sight; pgvector takes no more than 1,000.
-# 400 makes up for an index that was built with pgvector's own ef_construction; it costs some two milliseconds.
+# hnsw.ef_search: the size of the index's candidate list; pgvector's maximum is 1,000.
+# 400 compensates for an index built with pgvector's default ef_construction; it costs about two milliseconds.
 _EF_SEARCH, _MAX_EF_SEARCH = 400, 1000
 
-# How many times as many rows as asked for the index has to yield: where it looks in the wrong region first, the nearest
-# are not among the first.
+# The index has to yield this multiple of the requested rows: if it starts in the wrong region, the nearest rows are not
+# among the first.
 _OVERFETCH_FACTOR = 4
-# No more than this besides what was asked for, lest a wide search be one that the index gives up.
+# The maximum of additional rows, so that a large search does not exceed the index's scan limit.
 _MAX_EXTRA_ROWS = 1000
+
+
+# A larger stored token count is an error: it would mean about ten megabytes of text. A result has at most a thousand
+# passages, so with this limit their sum, including headers, fits the contract's int32.
+_MAX_TOKEN_COUNT = 2_000_000
 
 
 def _statements() -> dict[str, str]:
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
     texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = ("scope", "candidates", "filters", "described", "protected")  # each may hold those after it
+    fragments = (
+        "scope",
+        "candidates",
+        "filters",
+        "metadata_filter",
+        "protected",
+    )  # each may contain those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
     return {name: text for name, text in texts.items() if name not in fragments}
@@ -49,7 +60,7 @@ def _statements() -> dict[str, str]:
 
 _SQL = _statements()
 
-# What a pool hands out.
+# A connection acquired from a pool.
 PooledConnection = asyncpg.pool.PoolConnectionProxy
 
 
@@ -57,12 +68,12 @@ class PostgresStore:
     """The store that workers search.
 
     Args:
-        dsn: any connection string that asyncpg takes, passed through unparsed.
-        connections: most connections at a time; an event in work uses two.
-        search_timeout_seconds: of one search, waiting for a connection included.
+        dsn: any connection string that asyncpg accepts; passed on unchanged.
+        connections: maximum number of connections; an event in flight uses two.
+        search_timeout_seconds: timeout of one search, including the wait for a connection.
         principals_setting: the name of the setting that the row-level policies read.
-        exact_scan_rows: scopes up to this size are searched exactly where the index stopped early.
-        small_scope_rows: scopes up to this size are searched exactly in the first place.
+        exact_scan_rows: scopes up to this size are searched exactly if the index scan stopped early.
+        small_scope_rows: scopes up to this size are always searched exactly.
     """
 
     def __init__(
@@ -84,13 +95,13 @@ class PostgresStore:
         self._pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
-        """Make the pool; no connection is opened, so an absent server is no error yet."""
+        """Create the pool. Opens no connection, so an unreachable server is not an error yet."""
         self._pool = await asyncpg.create_pool(
             self._dsn,
             min_size=0,
             max_size=self._connections,
             init=register_vector,
-            # Principals and knobs are local to each transaction, so there is nothing to reset: a round trip saved.
+            # Principals and settings are local to each transaction, so nothing has to be reset: saves a round trip.
             reset=_nothing_to_reset,
             timeout=self._timeout,
             command_timeout=self._timeout,
@@ -98,7 +109,7 @@ class PostgresStore:
         )
 
     async def close(self, *, timeout_seconds: float) -> None:
-        """Close every connection, by force where one does not close in time."""
+        """Close every connection, forcibly if it does not close in time."""
         if self._pool is None:
             return
         pool, self._pool = self._pool, None
@@ -144,17 +155,17 @@ class PostgresStore:
                     raise end
 
     async def probe(self, *, timeout_seconds: float) -> None:
-        """Ask the server for a sign of life.
+        """Ping the server.
 
         Raises:
-            TransientError: it gives none.
+            TransientError: the server does not answer.
         """
         with _translated():
             async with asyncio.timeout(timeout_seconds), self._connection() as connection:
                 await connection.execute(_SQL["probe"])
 
     async def inspect(self, inspection: Callable[[PooledConnection], Awaitable[T]]) -> T:
-        """Run a preflight on one of the pool's own connections: what it sees is what the searches will see."""
+        """Run a preflight on one of the pool's connections, so that it sees what the searches will see."""
         with _translated():
             async with asyncio.timeout(self._timeout), self._connection() as connection:
                 return await inspection(connection)
@@ -163,60 +174,90 @@ class PostgresStore:
         """Search one arm.
 
         Raises:
-            TransientError: as `streams.store.error_translation` says.
+            TransientError: see `streams.store.error_translation`.
         """
         with _translated():
-            async with asyncio.timeout(self._timeout):
-                return await self._search(search)
+            async with asyncio.timeout(self._timeout) as limit:
+                return await self._search(search, limit)
+
+    async def sizes(self, principals: Sequence[str], chunk_ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
+        """Data, except the texts, of those chunks that the requesting principals may (still) read.
+
+        Raises:
+            TransientError: see `streams.store.error_translation`.
+        """
+        with _translated():
+            async with (
+                asyncio.timeout(self._timeout) as limit,
+                self._transaction_as(principals, limit) as connection,
+            ):
+                rows = await _protected(connection, _SQL["sizes"], list(chunk_ids))
+        return {
+            row["id"]: StoredSize(
+                _token_count(row["token_count"])[0], row["text_bytes"], row["file_description"]
+            )
+            for row in rows
+        }
 
     async def passages(
         self, principals: Sequence[str], chunk_ids: Sequence[UUID]
     ) -> Mapping[UUID, StoredPassage]:
-        """The texts of those of the chunks that the asker may (still) read.
+        """The passages of those chunks that the requesting principals may (still) read.
 
         Raises:
-            TransientError: as `streams.store.error_translation` says.
+            TransientError: see `streams.store.error_translation`.
         """
         with _translated():
-            async with asyncio.timeout(self._timeout), self._transaction_as(principals) as connection:
+            async with (
+                asyncio.timeout(self._timeout) as limit,
+                self._transaction_as(principals, limit) as connection,
+            ):
                 rows = await _protected(connection, _SQL["passages"], list(chunk_ids))
         return {row["id"]: _passage(row) for row in rows}
 
-    async def _search(self, search: Search) -> ArmResult:
+    async def _search(self, search: Search, limit: asyncio.Timeout) -> ArmResult:
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
-        asked = (search.vector, *scope, search.limit, search.expand_parents)
+        arguments = (search.vector, *scope, search.limit, search.expand_parents)
         rows_wanted = min(_OVERFETCH_FACTOR * search.limit, search.limit + _MAX_EXTRA_ROWS)
-        # A small scope is searched exactly at once: that costs no more than an approximate search. Where the index
-        # finds little at first, the scope is a small part of the store or lies away from the query: to read it costs
-        # no more than to have the index go on, and misses nothing.
+        # Search a small scope exactly right away: this costs no more than an approximate search. If the index finds few
+        # rows at first, the scope is a small part of the store or far from the query: reading it then costs no more
+        # than continuing the index scan, and misses nothing.
         larger = max(self._small_scope_rows, self._exact_scan_rows // 4)
         for scope_rows, limited_scan in ((self._small_scope_rows, True), (larger, False)):
             async with self._transaction_as(
-                search.principals, rows_wanted=rows_wanted, limited_scan=limited_scan
+                search.principals, limit, rows_wanted=rows_wanted, limited_scan=limited_scan
             ) as connection:
-                exactly = await _protected(connection, _SQL["search_exactly"], *asked, scope_rows + 1)
+                exactly = await _protected(connection, _SQL["search_exactly"], *arguments, scope_rows + 1)
                 if (size := _rows_scanned(exactly)) <= scope_rows:
                     return ArmResult(_candidates(exactly), complete=size <= search.limit)
-                rows = await _protected(connection, _SQL["search_approximately"], *asked, rows_wanted)
+                rows = await _protected(connection, _SQL["search_approximately"], *arguments, rows_wanted)
             if _rows_scanned(rows) == rows_wanted:
                 return ArmResult(_candidates(rows), complete=False)
-        # The index gave up.
-        async with self._transaction_as(search.principals) as connection:
-            exactly = await _protected(connection, _SQL["search_exactly"], *asked, self._exact_scan_rows + 1)
+        # The index scan reached its limit.
+        async with self._transaction_as(search.principals, limit) as connection:
+            exactly = await _protected(
+                connection, _SQL["search_exactly"], *arguments, self._exact_scan_rows + 1
+            )
         if (size := _rows_scanned(exactly)) <= self._exact_scan_rows:
             return ArmResult(_candidates(exactly), complete=size <= search.limit)
         return ArmResult(_candidates(rows), complete=False, truncated=True)
 
     @asynccontextmanager
     async def _transaction_as(
-        self, principals: Sequence[str], *, rows_wanted: int = 0, limited_scan: bool = False
+        self,
+        principals: Sequence[str],
+        limit: asyncio.Timeout,
+        *,
+        rows_wanted: int = 0,
+        limited_scan: bool = False,
     ) -> AsyncIterator[PooledConnection]:
         """A transaction in which the row-level policies see these principals.
 
         Args:
-            principals: who asks.
-            to_find: how many rows an approximate search has to find.
-            briefly: whether it gives up early.
+            principals: the requesting principals.
+            limit: when the caller gives up; the server's timeout is the time left until then.
+            rows_wanted: how many rows an approximate search has to find.
+            limited_scan: whether the index scan stops early.
         """
         async with self._connection() as connection:
             await connection.execute(_SQL["begin"])
@@ -224,8 +265,7 @@ class PostgresStore:
                 _SQL["settings"],
                 self._setting,
                 json.dumps(list(principals)),
-                # The server's own limit: a client that gives up does not stop the server from searching on.
-                str(math.ceil(self._timeout * 1000)),
+                str(_milliseconds_left(limit)),
                 str(min(max(_EF_SEARCH, rows_wanted), _MAX_EF_SEARCH)),
                 limited_scan,
             )
@@ -234,12 +274,12 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PooledConnection]:
-        """A pooled connection that goes back only from a known state.
+        """A pooled connection that is returned to the pool only in a known state.
 
-        Whatever goes wrong, cancellation included, the connection is closed rather than cleaned: no principal can
-        survive on it, and a server that does not answer is not waited for.
+        On any error, including cancellation, the connection is closed, not reset: no principal can remain on it, and
+        nothing waits for a server that does not answer.
         """
-        pool = self._pool  # `close` forgets it, perhaps while this search is still ending
+        pool = self._pool  # `close` may clear it while this search is still ending
         if pool is None:
             raise asyncpg.InterfaceError("the pool is not open")
         connection = await pool.acquire()
@@ -267,12 +307,20 @@ async def _protected(connection: PooledConnection, statement: str, *values: obje
     return rows
 
 
+def _milliseconds_left(limit: asyncio.Timeout) -> int:
+    """At least 1: zero would mean no limit."""
+    when = limit.when()
+    if when is None:
+        raise ValueError("the search has no deadline")
+    return max(1, math.ceil((when - asyncio.get_running_loop().time()) * 1000))
+
+
 async def _nothing_to_reset(connection: asyncpg.Connection) -> None:
     del connection
 
 
 class _translated:  # noqa: N801  # reads as a verb in `with`
-    """Every exception that asyncpg can raise leaves as one of ours, or as what nobody foresaw."""
+    """Translates every exception from asyncpg; unexpected ones pass through."""
 
     def __enter__(self) -> None:
         return None
@@ -284,7 +332,7 @@ class _translated:  # noqa: N801  # reads as a verb in `with`
             raise StoreMisconfigured("the extension vector is missing; run `anabranch migrate`") from error
         fault = translate(error)
         if isinstance(fault, StoreMisconfigured) and fault.before_connect:
-            raise fault from None  # what it came from quotes the connection string
+            raise fault from None  # the original exception quotes the connection string
         if fault is not None:
             raise fault from error
 
@@ -301,15 +349,13 @@ def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
 
 
 def _rows_scanned(rows: Sequence[asyncpg.Record]) -> int:
-    """Rows of the scope that a search has read; without a row in the answer there was none."""
+    """Number of rows of the scope that a search has read; 0 if the answer is empty."""
     return int(rows[0]["rows_scanned"]) if rows else 0
 
 
 def _passage(row: asyncpg.Record) -> StoredPassage:
     coordinates, invalid = _coordinates(row["coordinates"])
-    tokens = row["token_count"]
-    if tokens is not None and tokens < 0:
-        tokens, invalid = None, True
+    tokens, impossible = _token_count(row["token_count"])
     return StoredPassage(
         chunk_id=row["id"],
         document_id=row["document_id"],
@@ -323,12 +369,19 @@ def _passage(row: asyncpg.Record) -> StoredPassage:
         source_url=row["source_url"],
         file_description=row["file_description"],
         metadata={} if row["metadata"] is None else json.loads(row["metadata"]),
-        invalid=invalid or row["metadata_invalid"],
+        invalid=invalid or impossible or row["metadata_invalid"],
     )
 
 
+def _token_count(stored: int | None) -> tuple[int | None, bool]:
+    """The stored token count, or None if it is missing or invalid; and whether it is invalid."""
+    if stored is None or 0 <= stored <= _MAX_TOKEN_COUNT:
+        return stored, False
+    return None, True
+
+
 def _coordinates(text: str | None) -> tuple[dict[str, float] | None, bool]:
-    """A map of string to finite number; or nothing, and whether something else was there."""
+    """A map of strings to finite numbers, or None if it is missing or invalid; and whether it is invalid."""
     if text is None:
         return None, False
     try:
@@ -337,12 +390,12 @@ def _coordinates(text: str | None) -> tuple[dict[str, float] | None, bool]:
             return None, False
         numbers = {key: _finite(number) for key, number in value.items()}
     except (AttributeError, ValueError, OverflowError):
-        # No object, no finite numbers, or an integer of more digits than Python converts.
+        # Not an object, non-finite numbers, or an integer with more digits than Python converts.
         return None, True
     return numbers, False
 
 
 def _finite(number: object) -> float:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-        raise ValueError("no finite number")
+        raise ValueError("not a finite number")
     return float(number)

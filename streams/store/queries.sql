@@ -1,29 +1,32 @@
--- Every statement that a worker sends. `-- name:` opens one; {scope} and its like stand for the fragment of that name.
--- Optional parameters are written as `$n IS NULL OR …`: under force_custom_plan the planner sees the values and drops
--- what is not asked for, so each combination of scope and filter has a plan of its own.
+-- Every statement that a worker sends. `-- name:` starts one; {scope} and the like insert the fragment of that name.
+-- Optional parameters are written as `$n IS NULL OR …`: with force_custom_plan, the planner sees the values and drops
+-- unused conditions, so each combination of scope and filters gets its own plan.
 
 -- name: begin
 BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY
 
 -- name: settings
--- The asker and the knobs, until the end of the transaction: a pooler in transaction mode loses nothing, and the next
--- event on this connection finds nothing.
+-- The requesting principals and the settings, until the end of the transaction: this works with a pooler in transaction
+-- mode, and nothing remains for the next event on this connection.
 SELECT set_config($1, $2, true),
+       -- The time left until the search's deadline, in milliseconds: the limit if the server loses the client.
        set_config('statement_timeout', $3, true),
+       -- A client that gives up closes the connection. The server checks for this at this interval, in milliseconds.
+       set_config('client_connection_check_interval', '250', true),
        set_config('hnsw.ef_search', $4, true),
-       -- Past its first candidates, `strict_order` throws away whatever it comes upon too late; sorted again, more
-       -- rows than asked for in a relaxed order miss less.
+       -- After the first candidates, `strict_order` discards rows that it finds out of order. Fetching more rows in
+       -- relaxed order and sorting them misses fewer.
        set_config('hnsw.iterative_scan', 'relaxed_order', true),
-       -- Else the server's own limit holds.
+       -- Otherwise the server's own limit applies.
        CASE WHEN $5 THEN set_config('hnsw.max_scan_tuples',
                                     LEAST(NULLIF(current_setting('hnsw.max_scan_tuples', true), '')::int, 1000)::text,
                                     true) END,
        set_config('plan_cache_mode', 'force_custom_plan', true),
-       -- As for data in memory. An index scan ends where enough was read; a bitmap, which dearer random pages would
-       -- favour, is complete before its first row comes.
+       -- As for data in memory. An index scan stops when enough rows were read. A bitmap scan, which a higher cost would
+       -- favour, has to finish before it returns its first row.
        set_config('random_page_cost', '1', true),
-       -- For the same reason: a hash or a sort is complete before its first row comes, and parallel workers take longer
-       -- to start than most searches take.
+       -- For the same reason: a hash or a sort has to finish before the first row, and parallel workers take longer to
+       -- start than most searches take.
        set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true),
        set_config('max_parallel_workers_per_gather', '0', true),
@@ -31,12 +34,6 @@ SELECT set_config($1, $2, true),
 
 -- name: commit
 COMMIT
-
--- name: filters
--- $4 section · $5 document type · $6 source URL prefix
-  AND ($4::text IS NULL OR c.section = $4)
-  AND ($5::text IS NULL OR d.document_type = $5)
-  AND ($6::text IS NULL OR d.source_url ^@ $6)
 
 -- name: protected
 -- Whether row-level security is active for this role on all tables that searches use. Evaluated once per statement (as
@@ -47,8 +44,14 @@ COMMIT
     AND pg_catalog.row_security_active('chunk_metadata'::regclass::oid)
     AND pg_catalog.row_security_active('access_sets'::regclass::oid)) AS protected
 
--- name: described
--- $7 metadata, as an array of keys and values in turn; compared as results carry it.
+-- name: filters
+-- $4 section · $5 document type · $6 source URL prefix
+  AND ($4::text IS NULL OR c.section = $4)
+  AND ($5::text IS NULL OR d.document_type = $5)
+  AND ($6::text IS NULL OR d.source_url ^@ $6)
+
+-- name: metadata_filter
+-- $7 metadata, as an array of alternating keys and values; compared in the form that results use.
 NOT EXISTS (
   SELECT FROM generate_series(1, cardinality($7::text[]), 2) i
   CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
@@ -57,24 +60,25 @@ NOT EXISTS (
 
 -- name: scope
 -- $2 session · $3 topic (the local arm)
--- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic, and those with certain
--- metadata from one keyed by key and value: by the first two of $7, for the planner to begin with the rarer. No index
--- serves the policies
--- (the schema says why), so their condition is said again here where neither a session nor a section narrows the scope:
--- of the documents where they are filtered, which are fewer, else of the chunks.
+-- Written for the ordinary indexes. The topic's chunks come from a table keyed by topic, and chunks with given metadata
+-- from a table keyed by key and value: the first two pairs of $7, so that the planner can start with the rarer one. No
+-- index supports the policies (the schema explains why). So their condition is repeated here if neither a session nor
+-- a filter narrows the scope: on the documents if they are filtered, because they are fewer, else on the chunks.
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
 LEFT JOIN chunk_metadata m1 ON m1.chunk_id = c.id AND m1.entry =
-  encode(substr(sha256(convert_to(($7::text[])[1], 'UTF8') || '\x00' || convert_to($7[2], 'UTF8')), 1, 16), 'hex')::uuid
+  encode(substr(sha256(
+    convert_to(($7::text[])[1], 'UTF8') || decode('00', 'hex') || convert_to($7[2], 'UTF8')), 1, 16), 'hex')::uuid
 LEFT JOIN chunk_metadata m2 ON m2.chunk_id = c.id AND m2.entry =
-  encode(substr(sha256(convert_to($7[3], 'UTF8') || '\x00' || convert_to($7[4], 'UTF8')), 1, 16), 'hex')::uuid
+  encode(substr(sha256(
+    convert_to($7[3], 'UTF8') || decode('00', 'hex') || convert_to($7[4], 'UTF8')), 1, 16), 'hex')::uuid
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
   AND ($7 IS NULL OR m1.chunk_id IS NOT NULL)
   AND ($7 IS NULL OR cardinality($7) = 2 OR m2.chunk_id IS NOT NULL)
-  AND ($7 IS NULL OR cardinality($7) <= 4 OR {described})
+  AND ($7 IS NULL OR cardinality($7) <= 4 OR {metadata_filter})
   AND ($2::uuid IS NOT NULL OR $4::text IS NOT NULL OR $5::text IS NOT NULL OR $6::text IS NOT NULL
        OR $7 IS NOT NULL OR c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets)))
   AND ($2::uuid IS NOT NULL OR $5::text IS NULL AND $6::text IS NULL
@@ -82,7 +86,7 @@ WHERE c.embedding IS NOT NULL
 {filters}
 
 -- name: candidates
--- What a search returns of each row of `nearest`. $9: whether problems become their parents.
+-- The columns that a search returns for each row of `nearest`. $9: whether parents replace problems.
 -- A parent replaces a problem only if it also matches the event's session and filters (and is readable, by the
 -- policies). It need not match the topic: the session is the event's scope, and a parent may lack its children's topics.
 SELECT n.id, n.distance, p.id AS parent_id,
@@ -103,14 +107,14 @@ LEFT JOIN LATERAL (
   CROSS JOIN LATERAL (SELECT found.document_type, found.source_url, found.document_metadata)
     d (document_type, source_url, metadata)
   WHERE ($2::uuid IS NULL OR found.session_id = $2)
-    AND ($7::text[] IS NULL OR {described})
+    AND ($7::text[] IS NULL OR {metadata_filter})
   {filters}
 ) p ON true
 
 -- name: search_exactly
--- $1 query vector · $8 rows · $10 rows to look at at most
--- Reads up to $10 rows of the scope and computes each distance; no approximate index can serve the order. `rows_scanned`
--- of $10 says that there may be more, and that the answer is none.
+-- $1 query vector · $8 rows · $10 maximum number of rows to scan
+-- Reads up to $10 rows of the scope and computes each distance; an approximate index cannot provide this order.
+-- If `rows_scanned` is $10, there may be more rows, and the result must not be used.
 WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
   {scope}
@@ -124,9 +128,9 @@ SELECT *, (SELECT count(*) FROM scanned) AS rows_scanned, {protected} FROM answe
 
 -- name: search_approximately
 -- $1 query vector · $8 rows · $10 rows to find
--- Written for the HNSW index, which yields rows roughly in the order of distance: conditions are tested row by row. It
--- gives up after hnsw.max_scan_tuples, which shows in `rows_scanned` below $10. `+ 0`: PostgreSQL takes the index's word
--- for the order, and would not sort again.
+-- Written for the HNSW index, which returns rows approximately in order of distance; the conditions filter row by row.
+-- It stops after hnsw.max_scan_tuples; then `rows_scanned` is less than $10. `+ 0`: PostgreSQL trusts the index's
+-- order and would otherwise not sort again.
 WITH scanned AS MATERIALIZED (
   SELECT c.id, c.embedding <=> $1 AS distance, c.chunk_type, c.parent_chunk_id
   FROM document_chunks c
@@ -134,7 +138,7 @@ WITH scanned AS MATERIALIZED (
   WHERE c.embedding IS NOT NULL
     AND ($2::uuid IS NULL OR c.session_id = $2)
     AND ($3::uuid IS NULL OR $3 = ANY (c.related_topic_ids))
-    AND ($7::text[] IS NULL OR {described})
+    AND ($7::text[] IS NULL OR {metadata_filter})
   {filters}
   ORDER BY c.embedding <=> $1, c.id
   LIMIT $10
@@ -145,8 +149,15 @@ WITH scanned AS MATERIALIZED (
 )
 SELECT *, (SELECT count(*) FROM scanned) AS rows_scanned, {protected} FROM answer
 
+-- name: sizes
+-- For candidates that a token budget may skip: gets the length of a text without reading the text.
+SELECT c.id, c.token_count, octet_length(c.text_content) AS text_bytes, d.file_description, {protected}
+FROM document_chunks c
+JOIN documents d ON d.id = c.document_id
+WHERE c.id = ANY ($1::uuid[])
+
 -- name: passages
--- The texts, for what was selected only. Metadata: the document's overlaid by the chunk's, every value a string.
+-- The texts, only of selected chunks. Metadata: the document's, overridden by the chunk's; every value is a string.
 SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.chunk_position,
        c.coordinates::text AS coordinates,
        d.title, d.source_url, d.file_description,
@@ -162,5 +173,5 @@ JOIN documents d ON d.id = c.document_id
 WHERE c.id = ANY ($1::uuid[])
 
 -- name: probe
--- A sign of life from the tables that searches read: behind a lock on one of them it does not come. LIMIT 0 reads none.
+-- A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
 SELECT FROM document_chunks, documents, chunk_topics, chunk_metadata, access_sets LIMIT 0

@@ -1,5 +1,6 @@
 """What access control costs: the same searches with and without it, turn about."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -35,6 +36,8 @@ _SCOPES: Final = (
 )
 # The statements say the policies' condition once more, to lead the planner: that too is access control.
 _SAID_AGAIN: Final = "= ANY (ARRAY(SELECT id FROM access_sets))"
+# They also look whether the policies hold.
+_LOOK: Final = re.compile(r"\(SELECT pg_catalog\.row_security_active.*?\) AS protected", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Pairs:
 
 
 def unguarded_statements() -> Mapping[str, str]:
-    """The search's statements without the policies' condition."""
+    """The search's statements without the policies' condition, and without the look whether the policies hold."""
     bare = {}
     for name, text in postgres._SQL.items():
         lines = text.splitlines(keepends=True)
@@ -65,7 +68,9 @@ def unguarded_statements() -> Mapping[str, str]:
             f"{line.split('OR ')[0]}OR true)\n" if line.rstrip().endswith(f"{_SAID_AGAIN})") else line
             for line in lines
         )
+        bare[name] = _LOOK.sub("true AS protected", bare[name])
         assert _SAID_AGAIN not in bare[name]
+        assert "row_security_active" not in bare[name]
     assert bare != postgres._SQL
     return bare
 

@@ -136,7 +136,7 @@ def _outcome(
 ) -> Outcome:
     shown = table("", "nDCG@10", "recall@15", "MRR@10", "recall@15 of exact")
     share = mark(recall, f"{recall:.4f}", bound=RECALL_BOUND, goal=RECALL_BOUND, least=True)
-    shown.add_row("WorkerApp", *(f"{value:.4f}" for value in ours), share)
+    shown.add_row("Anabranch", *(f"{value:.4f}" for value in ours), share)
     shown.add_row("exact search", *(f"{value:.4f}" for value in theirs), "1.0000")
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     kept = mark(ratios[0], f"{ratios[0]:.4f}", bound=NDCG_BOUND, goal=NDCG_BOUND, least=True)

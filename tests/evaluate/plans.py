@@ -3,6 +3,7 @@
 It looks at plans, not at the clock. A plan's shape is its tree of node types, joins, relations and indexes.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,17 @@ from streams.store import postgres
 from streams.store.postgres import PooledConnection, PostgresStore
 from tests.evaluate.outcome import Outcome, table
 
-__all__ = ["EXECUTIONS", "SEARCHES", "Asked", "Plans", "combinations_of", "measure_plans", "plans_of"]
+__all__ = [
+    "EXECUTIONS",
+    "SEARCHES",
+    "Asked",
+    "Plans",
+    "combinations_of",
+    "measure_plans",
+    "nodes_of",
+    "plan_of",
+    "plans_of",
+]
 
 EXECUTIONS: Final = (1, 6, 12, 1000)
 SEARCHES: Final = ("search_exactly", "search_approximately")
@@ -122,7 +133,7 @@ async def plans_of(
         executions: at which the plan is looked at, in ascending order, from 1.
     """
     statement = await connection.prepare(postgres._SQL[search])
-    explain = explanation(statement.get_name(), search, asked, vector)
+    explain = _explanation(statement.get_name(), search, asked, vector, expand_parents=False)
     shapes, costs, done = {}, {}, 0
     for execution in executions:
         if (between := execution - done - 1) > 0:
@@ -131,16 +142,36 @@ async def plans_of(
             )
         plan = json.loads(await connection.fetchval(explain))[0]["Plan"]
         shapes[execution], costs[execution], done = shape_of(plan), plan["Total Cost"], execution
-    custom, generic = await connection.fetchrow(
+    [(custom, generic)] = await connection.fetch(
         "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE name = $1", statement.get_name()
     )
     return Plans(shapes, costs, custom, generic)
 
 
-def explanation(name: str, search: str, asked: Asked, vector: Sequence[float]) -> str:
+async def plan_of(
+    connection: PooledConnection, search: str, asked: Asked, vector: Sequence[float], *, expand_parents: bool
+) -> dict[str, Any]:
+    """A search's plan, as EXPLAIN prints it in JSON."""
+    statement = await connection.prepare(postgres._SQL[search])
+    explain = _explanation(statement.get_name(), search, asked, vector, expand_parents=expand_parents)
+    plan: dict[str, Any] = json.loads(await connection.fetchval(explain))[0]["Plan"]
+    return plan
+
+
+def _explanation(
+    name: str, search: str, asked: Asked, vector: Sequence[float], *, expand_parents: bool
+) -> str:
     """The plan of one more execution of a prepared statement."""
-    values = (vector, *asked.values, 15, False, 1001 if search == "search_exactly" else 60)
+    to_read = 1001 if search == "search_exactly" else 60
+    values = (vector, *asked.values, 15, expand_parents, to_read)
     return f'EXPLAIN (FORMAT JSON) EXECUTE "{name}" ({", ".join(_literal(value) for value in values)})'
+
+
+def nodes_of(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A plan's nodes, parents first."""
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes_of(below)
 
 
 def shape_of(plan: Mapping[str, Any]) -> Shape:
@@ -173,7 +204,10 @@ async def measure_plans(
             of_scope = [asked for asked in all_asked if asked.scope == scope]
             plans = []
             for asked in of_scope:
-                async with store._transaction_as(principals) as connection:
+                async with (
+                    asyncio.timeout(60) as limit,
+                    store._transaction_as(principals, limit) as connection,
+                ):
                     plans.append(await plans_of(connection, search, asked, vector.tolist()))
             stable = sum(one.stable for one in plans)
             missed += [

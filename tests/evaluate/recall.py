@@ -88,7 +88,7 @@ async def measure_recall(world: World, database: Database, store: PostgresStore,
         rng = np.random.default_rng(seed)
         drawn = rng.choice(len(world.queries), _QUERIES, replace=False)
         measured = []
-        for cell in (world.whole, *world.askers(), *world.cells()):
+        for cell in (world.whole, *world.callers(), *world.cells()):
             asked = _leaning(world, cell) if world.correlated and cell.by != "nothing" else drawn
             measured.append(await _measure(world, cell, asked, store, (free, bound)))
     finally:

@@ -117,7 +117,7 @@ class World:
             return readers
         return [*readers, FEW] if document % 2 else [*readers, MANY, f"user:{document}"]
 
-    def askers(self) -> Iterator[Cell]:
+    def callers(self) -> Iterator[Cell]:
         """Askers of half the rows each: through five sets, and through 2,500."""
         if self.correlated:
             return
@@ -188,8 +188,8 @@ def _by_metadata(world: World, by: str, keeps: str) -> Cell:
 
 
 def _by_grants(world: World, by: str, keeps: str) -> Cell:
-    asker = [f"group:{keeps}"]
-    return Cell(by, keeps, _of_chunks(world.groups == keeps), {"principals": asker}, _READABLE, asker)
+    caller = [f"group:{keeps}"]
+    return Cell(by, keeps, _of_chunks(world.groups == keeps), {"principals": caller}, _READABLE, caller)
 
 
 _FILTERS: Final = {

@@ -50,7 +50,7 @@ def oracle(  # noqa: PLR0917  # as many as the rules have
     budget: int | None,
     overflow: str,
     cost: Cost,
-    gone: Collection[UUID],
+    missing_ids: Collection[UUID],
 ) -> Selection:
     """Section 4.5 of the specification, sentence by sentence."""
     picks: list[Pick] = []
@@ -62,7 +62,7 @@ def oracle(  # noqa: PLR0917  # as many as the rules have
 
     while len(picks) < k:
         used = sum(cost(pick.candidate) for pick in picks)
-        inside = {pick.candidate.passage_id for pick in picks} | set(gone)
+        inside = {pick.candidate.passage_id for pick in picks} | set(missing_ids)
         # Each pick used up one turn, and nothing else did.
         turn = turns[len(picks) % len(turns)]
         for scope in [turn, *(other for other in arms if other != turn)]:
@@ -107,25 +107,25 @@ def arms_of_a_query(draw: st.DrawFn) -> dict[Scope, Arm]:
     budget=st.none() | st.integers(0, 30),
     overflow=st.sampled_from(["stop", "skip"]),
     costs=st.lists(st.integers(0, 12), min_size=len(IDS), max_size=len(IDS)),
-    gone=st.sets(st.sampled_from(IDS), max_size=3),
+    missing_ids=st.sets(st.sampled_from(IDS), max_size=3),
 )
-def test_selection_is_the_oracles(  # noqa: PLR0917
+def test_selection_is_the_oracles(  # noqa: PLR0917  # hypothesis passes them by name
     arms: dict[Scope, Arm],
     k: int,
     budget: int | None,
     overflow: Literal["stop", "skip"],
     costs: list[int],
-    gone: set[UUID],
+    missing_ids: set[UUID],
 ) -> None:
     def cost(candidate: Candidate) -> int:
         return costs[candidate.passage_id.int]
 
-    selection = select(arms, k=k, token_budget=budget, overflow=overflow, cost=cost, gone=gone)
-    assert selection == oracle(arms, k, budget, overflow, cost, gone)
+    selection = select(arms, k=k, token_budget=budget, overflow=overflow, cost=cost, missing_ids=missing_ids)
+    assert selection == oracle(arms, k, budget, overflow, cost, missing_ids)
 
     passages = [pick.candidate.passage_id for pick in selection.picks]
     assert len(passages) == len(set(passages)) <= k
-    assert not gone & set(passages)
+    assert not missing_ids & set(passages)
     assert selection.tokens_used == sum(costs[passage.int] for passage in passages)
     assert budget is None or selection.tokens_used <= budget
     assert all(not arms[scope].complete for scope in selection.starved)
@@ -213,7 +213,7 @@ def test_stop_ends_at_the_first_passage_that_does_not_fit_and_skip_goes_on() -> 
     assert taken(select(arms, k=4, token_budget=13, overflow="stop", cost=cost))[-1] == (9, "global")
 
 
-def test_a_first_passage_beyond_the_budget_is_told_under_stop_only() -> None:
+def test_a_first_passage_beyond_the_budget_is_reported_under_stop_only() -> None:
     arms: dict[Scope, Arm] = {"global": arm(chunk(9), chunk(1))}
     stopped = select(arms, k=2, token_budget=5, overflow="stop", cost=lambda one: one.chunk_id.int)
     assert stopped == Selection((), 0, frozenset(), first_exceeds_budget=True)
@@ -229,7 +229,7 @@ def test_the_price_of_what_is_already_in_or_gone_is_never_asked() -> None:
         asked.append(candidate.chunk_id.int)
         return 1
 
-    select({"global": arm(chunk(1), chunk(1), chunk(2), chunk(3))}, k=9, cost=cost, gone={UUID(int=2)})
+    select({"global": arm(chunk(1), chunk(1), chunk(2), chunk(3))}, k=9, cost=cost, missing_ids={UUID(int=2)})
     assert asked == [1, 3]
 
 

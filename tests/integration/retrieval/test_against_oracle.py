@@ -26,7 +26,7 @@ from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
-from tests.integration.oracle import PROFILES, expected_result, numpy_distances
+from tests.integration.oracle import PROFILES, expected_result, numpy_distances, parent_state
 
 packing = PROFILES["packing"]
 ALL_PROFILES = {
@@ -240,7 +240,7 @@ async def opened(database: Database, **options: Any) -> AsyncIterator[PostgresSt
 async def server_distances(admin: asyncpg.Connection, event: dict[str, Any]) -> dict[UUID, float]:
     rows = await admin.fetch(
         "SELECT id, embedding <=> $1 FROM document_chunks WHERE embedding IS NOT NULL",
-        unit_vector(event["embedding"]),
+        unit_vector(QueryEmbedding.parse(event).embedding),  # in its canonical form
     )
     return dict(map(tuple, rows))
 
@@ -270,7 +270,9 @@ async def test_results_equal_the_oracle(
                 assert found["results"] == wanted["results"], about
                 assert found == wanted, about
                 seen.update(found["warnings"], passages=found["k_returned"], empty=not found["results"])
-                seen.update(expanded=sum(p["chunk_id"] != p["matched_chunk_id"] for p in found["results"]))
+                if ALL_PROFILES[event["profile"] or "extraction"].expand_parents:
+                    matched = [world.corpus.chunks[UUID(p["matched_chunk_id"])] for p in found["results"]]
+                    seen.update(f"parent: {parent_state(world.corpus, event, chunk)}" for chunk in matched)
     finally:
         await admin.close()
     # The corpora are awkward enough to be worth it.

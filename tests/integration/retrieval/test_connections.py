@@ -152,15 +152,16 @@ async def none_survives(store: PostgresStore, connections: int) -> None:
     """Looks at every connection of the pool, at once, so that none is missed."""
     everyone = asyncio.Barrier(connections)
 
-    async def look() -> tuple[str | None, int, int]:
+    async def check() -> tuple[str | None, int, int]:
         async with store._connection() as connection:
             await everyone.wait()
-            return await connection.fetchrow(
+            [(principals, sets, pid)] = await connection.fetch(
                 f"SELECT current_setting('{SETTING}', true), (SELECT count(*) FROM access_sets)::int,"
                 " pg_backend_pid()"
             )
+            return principals, sets, pid
 
-    seen = await asyncio.gather(*(look() for _ in range(connections)))
+    seen = await asyncio.gather(*(check() for _ in range(connections)))
     assert len({pid for _, _, pid in seen}) == connections
     for principals, visible, _ in seen:
         assert principals in (None, "")

@@ -107,7 +107,6 @@ async def until_searching(admin: asyncpg.Connection) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.xfail(strict=True, reason="the server computes on after the client gave up")
 async def test_a_second_after_a_timeout_nothing_is_searched(
     server: EmbeddedPostgres, admin: asyncpg.Connection
 ) -> None:
@@ -119,7 +118,20 @@ async def test_a_second_after_a_timeout_nothing_is_searched(
         assert await searching(admin) == []
 
 
-@pytest.mark.xfail(strict=True, reason="each statement of an arm gets the whole timeout")
+async def test_a_second_after_a_cancellation_nothing_is_searched(
+    server: EmbeddedPostgres, admin: asyncpg.Connection
+) -> None:
+    await admin.execute("INSERT INTO public.delays VALUES ('exact', 60)")
+    async with opened(server, timeout_seconds=30) as store:
+        asking = asyncio.create_task(store.search(search()))
+        await until_searching(admin)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(1)
+        assert await searching(admin) == []
+
+
 async def test_the_server_has_what_is_left_of_the_deadline(
     server: EmbeddedPostgres, admin: asyncpg.Connection
 ) -> None:

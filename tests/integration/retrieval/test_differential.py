@@ -31,7 +31,9 @@ from streams.wire import result_to_json
 from tests.conftest import SETTING, Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
-from tests.integration.oracle import PROFILES, _matches, expected_result
+from tests.integration.oracle import PROFILES, _matches, expected_result, parent_state
+
+pytestmark = pytest.mark.slow
 
 CONNECTIONS = 3
 ASKERS = 10  # at a time; an event with a topic uses two connections
@@ -107,6 +109,13 @@ HOSTILE: Sequence[str] = (
 )
 ORDINARY = ("user:1", "user:2", "user:3", "group:law", "group:law/read")
 NAMES = (*HOSTILE, *ORDINARY)
+
+COMMON_FILTERS: Sequence[dict[str, Any]] = (
+    {"section": "1.2"},
+    {"document_type": "memo"},
+    {"source_url_prefix": "https://"},
+    {"metadata": {"year": "2020"}},
+)
 
 # The oracle's table knows them by the name that they are made of.
 ALIASES = {name: list(PROFILES)[number % len(PROFILES)] for number, name in enumerate(HOSTILE)}
@@ -255,8 +264,8 @@ class World:
             of_this: list[Chunk] = []
             for _ in range(rng.randrange(10)):
                 family = of_this if self.families_keep_together else rng.choice([of_this, chunks])
-                parent = rng.choice(family).id if family and rng.random() < 0.9 else random_uuid(rng)
-                of_this.append(self._chunk(document, rng.choice([None, parent])))
+                parent = rng.choice([None, *[rng.choice(family)] * 2]) if family else None
+                of_this.append(self._chunk(document, parent))
             chunks += of_this
         crowds = [
             Document(random_uuid(rng), frozenset(readers)) for readers in ({"group:law"}, {"{}"}, set())
@@ -267,16 +276,20 @@ class World:
         ]
         return Corpus.of([*documents, *crowds], chunks)
 
-    def _chunk(self, document: Document, parent: UUID | None) -> Chunk:
+    def _chunk(self, document: Document, parent: Chunk | None) -> Chunk:
+        """A chunk; its parent, which may be in another document, is as often in its session as in another."""
         rng = self.rng
+        sessions = [*self.sessions, document.session_id]
         vector = rng.choice(self.vectors) * np.float32(rng.choice([1, 1, 2, 2.0**-20]))
         return Chunk(
             random_uuid(rng),
             document.id,
             rng.choice([self.name(), "A sentence of a few words.", "word " * 60]),
             rng.choice([vector] * 12 + [np.zeros(768, dtype=np.float32), None]),
-            session_id=rng.choice([*self.sessions, document.session_id]),
-            parent_chunk_id=parent,
+            session_id=rng.choice(
+                [*sessions, *([] if parent is None else [parent.session_id] * len(sessions))]
+            ),
+            parent_chunk_id=rng.choice([None, random_uuid(rng)]) if parent is None else parent.id,
             related_topic_ids=rng.sample(self.topics, rng.randrange(3)),
             chunk_type=rng.choice(["theory", "problem"]),
             chunk_position=rng.choice([None, rng.randrange(1000)]),
@@ -292,13 +305,13 @@ class World:
         vector = rng.randrange(len(self.queries))
         session = rng.choice([*self.sessions, *self.sessions, None])
         how_many = rng.choice([1, 2, 3, 6, 64 - len(principals)])
-        askers = [*principals, *(self.name() for _ in range(how_many))]
+        callers = [*principals, *(self.name() for _ in range(how_many))]
         if rng.random() < 0.4:
-            askers[-1] = rng.choice(ORDINARY)
-        rng.shuffle(askers)
+            callers[-1] = rng.choice(ORDINARY)
+        rng.shuffle(callers)
         event = query(
             [],
-            principals=askers,
+            principals=callers,
             session_id=session,
             topic_id=None if session is None else rng.choice([*self.topics, None, None]),
             profile=rng.choice([None, *PROFILES, *PROFILES, self.alias()]),
@@ -314,8 +327,10 @@ class World:
         return self.rng.choice(HOSTILE)
 
     def _filters(self) -> dict[str, Any]:
-        """Half of them are met by a document that is there."""
+        """Half of them are met by many chunks, though seldom by a chunk and its parent; others by one or none."""
         rng = self.rng
+        if rng.random() < 1 / 2:
+            return rng.choice(COMMON_FILTERS)
         chunk = rng.choice(list(self.corpus.chunks.values()))
         document = self.corpus.documents[chunk.document_id]
         url = document.source_url or self.name()
@@ -373,6 +388,13 @@ class Truth:
             and _matches(chunk, self.corpus.documents[chunk.document_id], event.json["filters"] or {})
             for chunk in self._part(event.session).values()
         )
+
+    def parents(self, found: Mapping[str, Any], event: Event) -> Counter[str]:
+        """What became of the parents of the chunks that a result rests on."""
+        if not ALL_PROFILES[event.json["profile"] or "extraction"].expand_parents:
+            return Counter()
+        matched = [self.corpus.chunks[UUID(passage["matched_chunk_id"])] for passage in found["results"]]
+        return Counter(f"parent: {parent_state(self.corpus, event.json, chunk)}" for chunk in matched)
 
     def explains(self, found: dict[str, Any], event: Event) -> bool:
         """Whether a truncated result is the right one over the rows that the scan has seen."""
@@ -507,10 +529,10 @@ LOOK = f"SELECT current_setting('{SETTING}', true), pg_backend_pid(), " + " + ".
 )
 
 
-async def look(connection: PooledConnection) -> int:
+async def check_connection(connection: PooledConnection) -> int:
     """Nobody's principals are left on a connection, and no transaction; returns the server's process."""
     assert not connection.is_in_transaction()
-    principals, pid, rows = await connection.fetchrow(LOOK)
+    [(principals, pid, rows)] = await connection.fetch(LOOK)
     assert principals in (None, "")
     assert rows == 0
     return int(pid)
@@ -522,7 +544,7 @@ async def look_at_all(store: PostgresStore) -> None:
 
     async def one() -> int:
         async with store._connection() as connection:
-            pid = await look(connection)
+            pid = await check_connection(connection)
             await everyone.wait()
             return pid
 
@@ -558,24 +580,24 @@ class Trial:
     seen: Counter[str] = field(default_factory=Counter)
 
     def event(self) -> tuple[Event, str]:
-        fate = self.rng.choices(
+        disruption = self.rng.choices(
             ["none", "cancelled", "hasty", "slow and cancelled", "slow and hasty", "SQL error", "look"],
             [83, 3, 2, 2, 1, 6, 3],
         )[0]
         extra = []
-        if fate == "SQL error":
+        if disruption == "SQL error":
             when = self.rng.choice(["first", "middle", "fetch"])
             extra = [f"trip:{when}:{self.rng.choice(SQLSTATES)}"]
-        elif fate.startswith("slow"):
+        elif disruption.startswith("slow"):
             extra = ["trip:slow"]
-        return self.stage.world.event(*extra), fate
+        return self.stage.world.event(*extra), disruption
 
     async def run(self, events: Iterator[tuple[Event, str]]) -> None:
-        for event, fate in events:
+        for event, disruption in events:
             self.seen["events"] += 1
-            await self.one(event, fate)
+            await self.one(event, disruption)
 
-    async def one(self, event: Event, fate: str) -> None:
+    async def one(self, event: Event, disruption: str) -> None:
         rng, store = self.rng, self.stage.store
         exactly = rng.random() < 0.4
         exact_scan_rows = rng.choice([20_000, 20_000, 10, 100])
@@ -583,35 +605,38 @@ class Trial:
             store,
             small_scope_rows=1000 if exactly else 3,
             exact_scan_rows=20_000 if exactly else exact_scan_rows,
-            timeout=rng.uniform(0.001, 0.03) if fate.endswith("hasty") else 20,
+            timeout=rng.uniform(0.001, 0.03) if disruption.endswith("hasty") else 20,
         )
-        asking = asyncio.create_task(answer(asked, event) if fate != "look" else store.inspect(look))
-        if fate.endswith("cancelled"):
+        asking = asyncio.create_task(
+            answer(asked, event) if disruption != "look" else store.inspect(check_connection)
+        )
+        if disruption.endswith("cancelled"):
             await asyncio.sleep(rng.uniform(0, 0.03))
             asking.cancel()
         try:
-            found = await asking
+            found: Any = await asking
         except asyncio.CancelledError:
-            if not fate.endswith("cancelled"):
+            if not disruption.endswith("cancelled"):
                 raise  # the test itself is being ended
             self.seen["cancelled"] += 1
         except (SearchTimeout, StoreUnavailable) as error:
             self.seen[type(error).__name__] += 1  # of its own making, or the saboteur's
         except (TransientError, asyncpg.PostgresError) as error:
             # Nothing that an event says makes a statement fail in another way.
-            if fate != "SQL error":
+            if disruption != "SQL error":
                 raise AssertionError(event.about) from error
             self.seen["SQL error"] += 1
         else:
-            self.seen[f"{fate}: done"] += 1
-            if fate == "look":
+            self.seen[f"{disruption}: done"] += 1
+            if disruption == "look":
                 return
             try:
                 check(found, event, self.stage.truth, exact_scan_rows=asked._exact_scan_rows)
             except AssertionError as error:
-                error.add_note(f"{exactly=} {exact_scan_rows=} {fate=}")
+                error.add_note(f"{exactly=} {exact_scan_rows=} {disruption=}")
                 raise
             self.seen["searched exactly" if exactly else "searched approximately"] += 1
+            self.seen.update(self.stage.truth.parents(found, event))
             self.seen.update({"passages": found["k_returned"], "empty": not found["results"]})
             self.seen.update(found["warnings"])
 
@@ -624,7 +649,7 @@ async def index_scans(admin: asyncpg.Connection) -> int:
     )
 
 
-async def test_each_result_is_its_askers_whatever_happens_to_others(
+async def test_each_result_is_its_callers_whatever_happens_to_others(
     database: Database, figures: Callable[[str], None], seed: int
 ) -> None:
     print(f"DIFFERENTIAL_SEED={seed}")
@@ -647,8 +672,8 @@ async def test_each_result_is_its_askers_whatever_happens_to_others(
 
     seen = trial.seen
     statements = [what for what in seen if what.startswith("statement: ")]
-    told = {what: number for what, number in sorted(seen.items()) if what not in statements}
-    figures(f"seed {seed}, {seconds:.1f} s, {scans} index scans, {told}")
+    reported = {what: number for what, number in sorted(seen.items()) if what not in statements}
+    figures(f"seed {seed}, {seconds:.1f} s, {scans} index scans, {reported}")
     assert seen["events"] == EVENTS >= 3000
     # Values are bound: what the server was sent is a handful of texts, whatever was asked, by whomever.
     assert 3 <= len(statements) < 20, statements
@@ -658,6 +683,8 @@ async def test_each_result_is_its_askers_whatever_happens_to_others(
     assert seen["searched approximately"] > 800
     assert scans > 800
     assert seen["passages"] > 5 * seen["searched exactly"]
+    for state in ("valid", "missing", "unreadable", "in another session", "filtered out"):
+        assert seen[f"parent: {state}"] > 3, state
     for fault in ("cancelled", "SearchTimeout", "StoreUnavailable", "SQL error", "pg_cancel_backend"):
         assert seen[fault] > 20, fault
     assert min(seen["pg_terminate_backend"], seen["scan_truncated"], seen["look: done"]) > 10

@@ -6,6 +6,7 @@ asked for nor how many rows they keep.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from uuid import UUID
 
@@ -14,8 +15,10 @@ import pytest
 
 from streams.store.postgres import PostgresStore
 from tests.conftest import SETTING, Database, PostgresServer
-from tests.evaluate.plans import SEARCHES, Asked, combinations_of, indexes_in, plans_of
+from tests.evaluate.plans import SEARCHES, Asked, combinations_of, indexes_in, nodes_of, plan_of, plans_of
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+
+pytestmark = pytest.mark.slow
 
 SESSION, TOPIC = UUID(int=1), UUID(int=2)
 COMBINATIONS = list(
@@ -105,7 +108,7 @@ async def test_each_combination_is_planned_alike_whenever_it_is_executed(
 ) -> None:
     assert len(COMBINATIONS) == 3 * 2**4
     for asked in COMBINATIONS:
-        async with store._transaction_as(["user:1"]) as connection:
+        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
             plans = await plans_of(connection, search, asked, VECTOR, executions=(1, 6, 12))
         assert plans.stable, asked
         assert (plans.custom, plans.generic) == (12, 0)
@@ -116,17 +119,38 @@ async def test_each_combination_is_planned_alike_whenever_it_is_executed(
 async def test_the_thousandth_execution_is_planned_as_the_first(
     store: PostgresStore, search: str, number: int
 ) -> None:
-    async with store._transaction_as(["user:1"]) as connection:
+    async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
         plans = await plans_of(connection, search, COMBINATIONS[number], VECTOR)
     assert plans.stable
     assert (plans.custom, plans.generic) == (1000, 0)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+async def test_a_parent_and_its_document_are_looked_up_by_their_keys(
+    store: PostgresStore, search: str
+) -> None:
+    """Whatever a parent has to meet: it is one row, and its document is another."""
+    for asked in COMBINATIONS:
+        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
+            plan = await plan_of(connection, search, asked, VECTOR, expand_parents=True)
+        of_parents = [below for below in plan["Plans"] if not below.get("Subplan Name", "").startswith("CTE")]
+        indexes = Counter(
+            (node["Relation Name"], node.get("Index Name"), "Index Cond" in node)
+            for below in of_parents
+            for node in nodes_of(below)
+            if node.get("Relation Name") in ("document_chunks", "documents")
+        )
+        wanted = Counter([("document_chunks", "document_chunks_pkey", True)])
+        if {"document type", "URL prefix", "metadata"} & {*asked.filters}:
+            wanted["documents", "documents_pkey", True] += 1
+        assert indexes == wanted, asked
 
 
 async def test_it_would_see_a_generic_plan(store: PostgresStore) -> None:
     asked = Asked("everything", ("section",), (None, None, "1", None, None, None))
     shapes = {}
     for mode in ("force_custom_plan", "force_generic_plan"):
-        async with store._transaction_as(["user:1"]) as connection:
+        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
             await connection.execute(f"SET LOCAL plan_cache_mode = {mode}")
             plans = await plans_of(connection, "search_exactly", asked, VECTOR, executions=(1, 6))
         shapes[mode] = plans.shapes[6]

@@ -21,7 +21,7 @@ import pytest
 
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import Profile, resolve_params
-from streams.retrieval import ArmResult, Search, StoredPassage, retrieve
+from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import Codec, result_to_json
@@ -59,7 +59,11 @@ def near(number: int) -> np.ndarray:
 
 
 def chunk(number: int, vector: np.ndarray | None, **fields: Any) -> Chunk:
-    values = {"document_id": DOCUMENT.id, "text_content": f"text {number}", "session_id": SESSION} | fields
+    values: dict[str, Any] = {
+        "document_id": DOCUMENT.id,
+        "text_content": f"text {number}",
+        "session_id": SESSION,
+    } | fields
     return Chunk(UUID(int=0x1000 + number), embedding=vector, **values)
 
 
@@ -87,6 +91,34 @@ class Asked:
 
 
 Holding = Callable[..., Awaitable[Asked]]
+
+
+@pytest.fixture(params=["exactly", "by the index"])
+async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Holding]:
+    """Loads chunks, and returns what asks about them."""
+    stores: list[PostgresStore] = []
+
+    async def hold(*chunks: Chunk) -> Asked:
+        await load(database.writer, Corpus.of([DOCUMENT, DESCRIBED, SECRET, *FILTERED], chunks))
+        async with connected(database.admin) as admin:
+            for statement in BY_THE_INDEX.format(name=database.name).strip().splitlines():
+                await admin.execute(statement)
+            await admin.execute("ANALYZE")
+        store = PostgresStore(
+            database.worker,
+            connections=2,
+            search_timeout_seconds=10,
+            principals_setting=SETTING,
+            exact_scan_rows=20_000,
+            small_scope_rows=1000 if request.param == "exactly" else 0,
+        )
+        stores.append(store)
+        await store.open()
+        return Asked(store)
+
+    yield hold
+    for store in stores:
+        await store.close(timeout_seconds=3)
 
 
 @asynccontextmanager
@@ -142,12 +174,13 @@ async def test_ties_are_in_the_order_of_their_ids(holding: Holding) -> None:
         assert numbers(await ask(k=k)) == wanted[:k]
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
+# Powers of two, which float32 keeps to the last bit: of other lengths the canonical form has other last bits.
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
 async def test_the_length_of_a_query_changes_nothing(holding: Holding, scale: float) -> None:
     ask = await holding(*(chunk(number, near(number % 40), token_count=3) for number in range(80)))
     for seed in range(8):
         embedding = (QUERY + unit_vectors(1, seed)[0]).astype(np.float64)
-        fields = {
+        fields: dict[str, Any] = {
             "k": 20,
             "similarity_threshold": 0.4,
             "filters": {"source_url_prefix": ""} if seed == 7 else None,
@@ -197,6 +230,91 @@ async def test_a_parent_comes_once_however_many_children_are_on_top(
     assert numbers(await ask("plain", k=9, topic_id=topic)) == list(range(9))
 
 
+async def test_a_parent_that_is_not_there_for_the_caller_leaves_its_child(holding: Holding) -> None:
+    ask = await holding(
+        chunk(0, near(0), chunk_type="problem", parent_chunk_id=UUID(int=1)),  # nowhere
+        chunk(1, near(1), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 11)),  # another one's
+        chunk(2, near(2), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 2)),  # itself
+        chunk(3, near(3), chunk_type="theory", parent_chunk_id=UUID(int=1)),  # no problem
+        chunk(
+            4, near(4), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 12)
+        ),  # outside of the session
+        chunk(11, None, document_id=SECRET.id),
+        chunk(12, None, session_id=None),
+    )
+    found = await ask("expand")
+    assert numbers(found) == [0, 1, 2, 3, 4]
+    assert found["warnings"] == ["parent_missing"]
+    assert (await ask("plain"))["warnings"] == []
+    assert (await ask("expand", filters={"section": "none"}))["warnings"] == []
+    # Told only of what is in the result.
+    found = await ask("expand", k=1, similarity_threshold=0)
+    assert (numbers(found), found["warnings"]) == ([0], ["parent_missing"])
+
+
+# The child is in MEMO and meets every filter; each parent fails one condition, or none.
+MEMO = Document(
+    UUID(int=0x10),
+    frozenset({"user:1"}),
+    session_id=SESSION,
+    source_url="https://example.org/100%/a",
+    document_type="memo",
+    metadata={"year": 2020, "draft": True, "tags": ["a"]},
+)
+STATUTE = replace(MEMO, id=UUID(int=0x11), document_type="statute")
+ELSEWHERE = replace(MEMO, id=UUID(int=0x12), source_url="https://example.org/100x/a")
+UNDATED = replace(MEMO, id=UUID(int=0x13), metadata=None)
+FILTERED = (MEMO, STATUTE, ELSEWHERE, UNDATED)
+YEAR, MORE = {"year": "2020"}, {"year": "2020", "draft": "true", "tags": '["a"]'}
+
+
+@pytest.mark.parametrize(
+    ("parent", "filters", "is_valid"),
+    [
+        ({}, None, True),
+        ({}, {"section": "1", "document_type": "memo", "metadata": MORE}, True),
+        ({"session_id": UUID(int=1)}, None, False),
+        ({"session_id": None}, None, False),
+        ({"section": "2"}, None, True),
+        ({"section": "2"}, {"section": "1"}, False),
+        ({"section": None}, {"section": "1"}, False),
+        ({"document_id": STATUTE.id}, None, True),
+        ({"document_id": STATUTE.id}, {"document_type": "memo"}, False),
+        ({"document_id": STATUTE.id}, {"section": "1"}, True),
+        ({"document_id": ELSEWHERE.id}, {"source_url_prefix": "https://example.org/"}, True),
+        (
+            {"document_id": ELSEWHERE.id},
+            {"source_url_prefix": "https://example.org/100%"},
+            False,
+        ),
+        ({"document_id": UNDATED.id}, {"metadata": YEAR}, False),
+        ({"document_id": UNDATED.id, "metadata": {"year": "2020"}}, {"metadata": YEAR}, True),
+        ({"metadata": {"year": 2021}}, {"metadata": YEAR}, False),
+        ({"metadata": {"tags": ["b"]}}, {"metadata": MORE}, False),
+        ({"metadata": {"tags": ["b"]}}, {"metadata": YEAR}, True),
+    ],
+)
+@pytest.mark.parametrize("topic", [None, TOPIC])
+async def test_a_parent_meets_the_scope_and_the_filters_but_not_the_topic(
+    holding: Holding,
+    parent: Mapping[str, Any],
+    filters: Mapping[str, Any] | None,
+    is_valid: bool,  # noqa: FBT001  # a parameter of the test
+    topic: UUID | None,
+) -> None:
+    child = {"chunk_type": "problem", "parent_chunk_id": UUID(int=0x1000 + 9), "related_topic_ids": [TOPIC]}
+    family = {"document_id": MEMO.id, "section": "1"}
+    ask = await holding(
+        *(chunk(number, near(number), **family, **child) for number in range(3)),
+        chunk(9, None, **{**family, **parent}),
+    )
+    found = await ask("expand", topic_id=topic, filters=filters)
+    if is_valid:
+        assert (numbers(found), found["warnings"]) == ([9], [])
+    else:
+        assert (numbers(found), found["warnings"]) == ([0, 1, 2], ["parent_missing"])
+
+
 @dataclass
 class Between:
     """A store to which something happens after the first search, before texts are fetched."""
@@ -208,11 +326,18 @@ class Between:
     async def search(self, search: Search) -> ArmResult:
         return await self.store.search(search)
 
+    async def sizes(self, principals: Sequence[str], ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
+        await self._happen()
+        return await self.store.sizes(principals, ids)
+
     async def passages(self, principals: Sequence[str], ids: Sequence[UUID]) -> Mapping[UUID, StoredPassage]:
+        await self._happen()
+        return await self.store.passages(principals, ids)
+
+    async def _happen(self) -> None:
         if not self.happened:
             self.happened = True
             await self.happens()
-        return await self.store.passages(principals, ids)
 
 
 @pytest.mark.parametrize("profile", ["expand", "skip"])
@@ -324,7 +449,8 @@ async def test_what_both_arms_find_is_taken_once_and_the_turn_is_kept(holding: H
             for number in range(60)
         )
     )
-    local, everything, wanted = sorted(topical), list(range(60)), []
+    local, everything = sorted(topical), list(range(60))
+    wanted: list[int] = []
     for place in range(60):
         arm = local if place % 3 < 2 and set(local) - set(wanted) else everything
         wanted.append(next(number for number in arm if number not in wanted))
@@ -339,7 +465,9 @@ async def test_what_both_arms_find_is_taken_once_and_the_turn_is_kept(holding: H
 
 
 @pytest.mark.parametrize("column", ["coordinates", "metadata", "the document's metadata"])
-async def test_a_malformed_column_is_null_and_told(holding: Holding, database: Database, column: str) -> None:
+async def test_a_malformed_column_is_null_and_reported(
+    holding: Holding, database: Database, column: str
+) -> None:
     ask = await holding(*(chunk(number, near(number), document_id=DESCRIBED.id) for number in range(2)))
     table, name = ("documents", "metadata") if "document" in column else ("document_chunks", column)
     row = DESCRIBED.id if "document" in column else UUID(int=0x1000)
@@ -352,8 +480,8 @@ async def test_a_malformed_column_is_null_and_told(holding: Holding, database: D
             found = await ask(k=1)
             assert found["warnings"] == ["store_value_invalid"], value
             assert found["results"][0][name] == nothing
-        for value in (None, "null", "{}"):
-            await writer.execute(f"UPDATE {table} SET {name} = $1 WHERE id = $2", value, row)
+        for empty in (None, "null", "{}"):
+            await writer.execute(f"UPDATE {table} SET {name} = $1 WHERE id = $2", empty, row)
             found = await ask(k=1)
             assert found["warnings"] == []
             assert found["results"][0][name] in (nothing, {})
@@ -363,128 +491,6 @@ async def test_a_malformed_column_is_null_and_told(holding: Holding, database: D
             await writer.execute(f"UPDATE {table} SET {name} = '[]' WHERE id = $1", second)
             assert (await ask(k=1))["warnings"] == []
             assert (await ask(k=2))["warnings"] == ["store_value_invalid"]
-
-
-@pytest.fixture(params=["exactly", "by the index"])
-async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Holding]:
-    """Loads chunks, and returns what asks about them."""
-    stores: list[PostgresStore] = []
-
-    async def hold(*chunks: Chunk) -> Asked:
-        await load(database.writer, Corpus.of([DOCUMENT, DESCRIBED, SECRET, *FILTERED], chunks))
-        async with connected(database.admin) as admin:
-            for statement in BY_THE_INDEX.format(name=database.name).strip().splitlines():
-                await admin.execute(statement)
-            await admin.execute("ANALYZE")
-        store = PostgresStore(
-            database.worker,
-            connections=2,
-            search_timeout_seconds=10,
-            principals_setting=SETTING,
-            exact_scan_rows=20_000,
-            small_scope_rows=1000 if request.param == "exactly" else 0,
-        )
-        stores.append(store)
-        await store.open()
-        return Asked(store)
-
-    yield hold
-    for store in stores:
-        await store.close(timeout_seconds=3)
-
-
-MEMO = Document(
-    UUID(int=0x10),
-    frozenset({"user:1"}),
-    session_id=SESSION,
-    source_url="https://example.org/100%/a",
-    document_type="memo",
-    metadata={"year": 2020, "draft": True, "tags": ["a"]},
-)
-
-
-STATUTE = replace(MEMO, id=UUID(int=0x11), document_type="statute")
-
-
-ELSEWHERE = replace(MEMO, id=UUID(int=0x12), source_url="https://example.org/100x/a")
-
-
-UNDATED = replace(MEMO, id=UUID(int=0x13), metadata=None)
-
-
-FILTERED = (MEMO, STATUTE, ELSEWHERE, UNDATED)
-
-
-YEAR, MORE = {"year": "2020"}, {"year": "2020", "draft": "true", "tags": '["a"]'}
-
-
-@pytest.mark.parametrize(
-    ("parent", "filters", "is_valid"),
-    [
-        ({}, None, True),
-        ({}, {"section": "1", "document_type": "memo", "metadata": MORE}, True),
-        ({"session_id": UUID(int=1)}, None, False),
-        ({"session_id": None}, None, False),
-        ({"section": "2"}, None, True),
-        ({"section": "2"}, {"section": "1"}, False),
-        ({"section": None}, {"section": "1"}, False),
-        ({"document_id": STATUTE.id}, None, True),
-        ({"document_id": STATUTE.id}, {"document_type": "memo"}, False),
-        ({"document_id": STATUTE.id}, {"section": "1"}, True),
-        ({"document_id": ELSEWHERE.id}, {"source_url_prefix": "https://example.org/"}, True),
-        (
-            {"document_id": ELSEWHERE.id},
-            {"source_url_prefix": "https://example.org/100%"},
-            False,
-        ),
-        ({"document_id": UNDATED.id}, {"metadata": YEAR}, False),
-        ({"document_id": UNDATED.id, "metadata": {"year": "2020"}}, {"metadata": YEAR}, True),
-        ({"metadata": {"year": 2021}}, {"metadata": YEAR}, False),
-        ({"metadata": {"tags": ["b"]}}, {"metadata": MORE}, False),
-        ({"metadata": {"tags": ["b"]}}, {"metadata": YEAR}, True),
-    ],
-)
-@pytest.mark.parametrize("topic", [None, TOPIC])
-async def test_a_parent_meets_the_scope_and_the_filters_but_not_the_topic(
-    holding: Holding,
-    parent: Mapping[str, Any],
-    filters: Mapping[str, Any] | None,
-    is_valid: bool,  # noqa: FBT001  # a parameter of the test
-    topic: UUID | None,
-) -> None:
-    child = {"chunk_type": "problem", "parent_chunk_id": UUID(int=0x1000 + 9), "related_topic_ids": [TOPIC]}
-    family = {"document_id": MEMO.id, "section": "1"}
-    ask = await holding(
-        *(chunk(number, near(number), **family, **child) for number in range(3)),
-        chunk(9, None, **{**family, **parent}),
-    )
-    found = await ask("expand", topic_id=topic, filters=filters)
-    if is_valid:
-        assert (numbers(found), found["warnings"]) == ([9], [])
-    else:
-        assert (numbers(found), found["warnings"]) == ([0, 1, 2], ["parent_missing"])
-
-
-async def test_a_parent_that_is_not_there_for_the_caller_leaves_its_child(holding: Holding) -> None:
-    ask = await holding(
-        chunk(0, near(0), chunk_type="problem", parent_chunk_id=UUID(int=1)),  # nowhere
-        chunk(1, near(1), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 11)),  # another one's
-        chunk(2, near(2), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 2)),  # itself
-        chunk(3, near(3), chunk_type="theory", parent_chunk_id=UUID(int=1)),  # no problem
-        chunk(
-            4, near(4), chunk_type="problem", parent_chunk_id=UUID(int=0x1000 + 12)
-        ),  # outside of the session
-        chunk(11, None, document_id=SECRET.id),
-        chunk(12, None, session_id=None),
-    )
-    found = await ask("expand")
-    assert numbers(found) == [0, 1, 2, 3, 4]
-    assert found["warnings"] == ["parent_missing"]
-    assert (await ask("plain"))["warnings"] == []
-    assert (await ask("expand", filters={"section": "none"}))["warnings"] == []
-    # Told only of what is in the result.
-    found = await ask("expand", k=1, similarity_threshold=0)
-    assert (numbers(found), found["warnings"]) == ([0], ["parent_missing"])
 
 
 async def test_an_event_as_json_and_as_avro_has_the_same_result(holding: Holding) -> None:
@@ -508,7 +514,6 @@ async def test_an_event_as_json_and_as_avro_has_the_same_result(holding: Holding
             threshold = rng.choice(results[0]["results"])["score"]
 
 
-@pytest.mark.xfail(strict=True, reason="a stored token count near the limit of int32 is an internal error")
 @pytest.mark.parametrize("profile", ["plain", "stop", "skip"])
 async def test_a_token_count_that_no_passage_has_is_counted_again(holding: Holding, profile: str) -> None:
     ask = await holding(
