@@ -9,9 +9,10 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
+from streams.wire.replay_headers import RecordPosition, with_replay_headers
 from streams.worker.processor import OutagePolicy, Processor
 from streams.worker.store_health import StoreHealth, StoreState
 
@@ -583,3 +585,80 @@ async def test_successes_are_silent_and_a_dead_letter_is_one_line(caplog: pytest
         await bench.processor.handle(Record(b"{"))
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("dead letter undecodable at retrieval.query-embeddings.v1[3]@42: ")
+
+
+def raise_a_defect(*_: object, **__: object) -> Any:
+    raise ValueError(CANARY)
+
+
+def stub(**functions: Any) -> Any:
+    return SimpleNamespace(**functions)
+
+
+def break_decoding(bench: Bench) -> None:
+    bench.processor._codec = stub(decode_query=raise_a_defect)
+
+
+def break_searching(bench: Bench) -> None:
+    bench.store.search = raise_a_defect
+
+
+def break_fetching(bench: Bench) -> None:
+    bench.store.passages = raise_a_defect
+
+
+def break_assembling(bench: Bench) -> None:
+    bench.processor._count_tokens = raise_a_defect
+
+
+def break_encoding(bench: Bench) -> None:
+    bench.processor._codec = stub(decode_query=CODEC.decode_query, encode_result=raise_a_defect)
+
+
+def break_publishing(bench: Bench) -> None:
+    bench.broker._errors = [ValueError(CANARY) for _ in range(3)]
+
+
+@pytest.mark.xfail(strict=True, reason="unexpected errors always report the stage assemble")
+@pytest.mark.parametrize(
+    ("broken", "stage"),
+    [
+        (break_decoding, "decode"),
+        (break_searching, "search"),
+        (break_fetching, "search"),
+        (break_encoding, "encode"),
+    ],
+)
+async def test_an_unexpected_error_is_reported_with_its_stage(
+    broken: Callable[[Bench], None], stage: str
+) -> None:
+    bench = Bench(Scripted())
+    broken(bench)
+    sent = await dead(bench, Record.of(), "internal_error")
+    assert sent.header("__connect.errors.stage") == stage
+
+
+@pytest.mark.xfail(strict=True, reason="an event is decoded again on every attempt")
+async def test_an_event_is_decoded_once_however_often_it_is_tried() -> None:
+    decoded = []
+
+    def decode(value: bytes) -> QueryEmbedding:
+        decoded.append(value)
+        return CODEC.decode_query(value)
+
+    bench = Bench(Scripted(*[StoreUnavailable("away")] * 5, ValueError(CANARY)))
+    bench.processor._codec = stub(decode_query=decode, encode_result=CODEC.encode_result)
+    await answered(bench, Record.of())
+    assert bench.store.searches == 7
+    assert len(decoded) == 1
+    assert bench.count("anabranch_stage_duration_seconds_count", stage="decode") == 1
+
+
+@pytest.mark.xfail(strict=True, reason="replayed events distort the age histogram")
+async def test_a_replayed_event_has_no_age() -> None:
+    """It is late because somebody replayed it late; the objective for age is about what comes in."""
+    bench, record = Bench(Scripted()), Record.of(occurred_at="2020-01-01T00:00:00Z")
+    replayed = with_replay_headers(record.headers, source=RecordPosition("dead", 0, 7), attempts=1)
+    await answered(bench, replace(record, headers=replayed))
+    assert bench.count("anabranch_event_age_seconds_count") == 0
+    assert bench.count("anabranch_event_duration_seconds_count", profile="extraction") == 1

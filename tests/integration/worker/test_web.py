@@ -1,0 +1,69 @@
+"""The worker's web port against clients that mean no good, and where it listens."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.embedded.broker import EmbeddedBroker
+from tests.conftest import Database
+from tests.integration.harness import Worker
+
+_FILES = 160
+
+
+@pytest.fixture
+def broker(embedded_broker: EmbeddedBroker) -> EmbeddedBroker:
+    """Which one makes no difference here."""
+    return embedded_broker
+
+
+@pytest.fixture
+def half_open() -> Iterator[Callable[[int], None]]:
+    """Opens connections, each of which begins a request and never ends it."""
+    with ExitStack() as clients:
+
+        def connect(port: int) -> None:
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+
+        yield connect
+
+
+@pytest.mark.xfail(strict=True, reason="half-open requests on the web port use up file descriptors")
+async def test_half_open_requests_take_no_more_than_their_share_of_file_descriptors(
+    database: Database,
+    start_worker: Callable[..., Worker],
+    half_open: Callable[[int], None],
+    figures: Callable[[str], None],
+) -> None:
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    before = psutil.Process(worker.process.pid).num_fds()
+    for _ in range(3 * _FILES):
+        with suppress(OSError):
+            await asyncio.to_thread(half_open, worker.port)
+    await asyncio.sleep(2)
+    taken = psutil.Process(worker.process.pid).num_fds() - before
+    assert taken <= 80
+    assert await asyncio.to_thread(worker.is_live)
+    await worker.until_ready(seconds=5)
+    assert "Too many open files" not in worker.log
+    figures(f"{3 * _FILES} half-open requests took {taken} file descriptors")
+
+
+@pytest.mark.xfail(strict=True, reason="a leftover file in the temporary folder stops a worker from starting")
+async def test_whatever_is_in_the_temporary_folder_a_worker_starts(
+    database: Database, start_worker: Callable[..., Worker], tmp_path: Path
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    (folder / "anabranch").write_text("somebody else's")
+    await start_worker(database.worker, TMPDIR=str(folder)).until_ready()
+    assert [path.name for path in folder.iterdir()] == ["anabranch"]
