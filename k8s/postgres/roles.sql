@@ -1,6 +1,11 @@
--- The login roles beside the NOLOGIN roles that `anabranch migrate` creates. Run by psql, after `migrate`, as a superuser
--- or as a role with CREATEROLE that may grant those; as often as you like: a second run sets the passwords anew and
--- changes nothing else.
+-- The login roles beside the NOLOGIN roles that `anabranch migrate` or owner.sql creates. Run by psql, after either, as a
+-- superuser or as a role with CREATEROLE that may grant those; as often as you like: a second run sets the passwords again
+-- and changes nothing else.
+--
+-- Whoever can log in as anabranch_worker (or as any member of anabranch_reader) can claim any principal, and therefore
+-- reads every document: the principals are a setting of the session, which the client chooses. Row-level security keeps
+-- one caller's rows from another caller only through a worker, which sets the principals of each event. Give this
+-- password to workers alone.
 --
 --   WORKER_PASSWORD=... INGESTION_PASSWORD=... psql --no-psqlrc -v ON_ERROR_STOP=1 -f k8s/postgres/roles.sql "$ADMIN_URI"
 --
@@ -47,7 +52,7 @@ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_worker') \gexe
 SELECT 'CREATE ROLE anabranch_ingestion'
 WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_ingestion') \gexec
 
--- The worker may read what an event's principals may read, and nothing else.
+-- A worker sets an event's principals and reads what these may read. Its login can claim any principal (see above).
 ALTER ROLE anabranch_worker LOGIN PASSWORD :'worker_password';
 GRANT anabranch_reader TO anabranch_worker;
 

