@@ -336,7 +336,6 @@ def test_jobs_end(manifests: list[Manifest]) -> None:
         assert job["backoffLimit"] > 0
 
 
-@pytest.mark.xfail(strict=True, reason="the Job repeats a migration that waits for consent")
 def test_a_migration_that_needs_consent_fails_once(manifests: list[Manifest]) -> None:
     """With the exit code that `anabranch migrate` has for it."""
     job = _one(manifests, "Job", "anabranch-migrate")["spec"]
