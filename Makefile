@@ -1,41 +1,59 @@
-# Everything is kept in .venv/ of the checkout; nothing else on the machine is touched.
+# Everything is installed into .venv/ of the checkout; nothing else on the machine is changed.
 # Needs Python 3.11 to 3.13 (with its venv module) and make.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PINS := requirements/development.txt
+# pip verifies the hashes of constrained packages.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --custom-compile-command 'make lock'
 PYTEST_ARGS ?=
 FUZZ_ARGS ?=
+# Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.
+SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate faults soak fuzz lint schemas wheel clean
+.PHONY: help demo test test-fast evaluate faults soak fuzz lint docs docs-links schemas wheel lock sbom clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: $(VENV)/.demo ## Run the main job on an embedded broker and database, with real results
+demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with sample questions
 	@$(BIN)/anabranch demo
 
-test: $(VENV)/.test ## Run every test
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+test: $(VENV)/.test ## Run all tests
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-evaluate: $(VENV)/.test ## Measure recall, access control, plans and ranking, each held to its bound
+test-fast: $(VENV)/.test ## Run the fast tests that need no server except PostgreSQL, in under two minutes
+	$(BIN)/pytest --fast --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+evaluate: $(VENV)/.test ## Measure recall, access control cost, plans and ranking, and check each against its bound
 	@$(BIN)/python -m tests.evaluate
 
-fuzz: $(VENV)/.test ## Send hostile messages to the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
+fuzz: $(VENV)/.test ## Fuzz the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-faults: $(VENV)/.test ## Break everything around the workers under load, and account for every event
+faults: $(VENV)/.test ## Inject faults around the workers under load, and account for every event
 	@$(BIN)/python -m tests.faults
 
-soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute: nothing it holds may grow
+soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute, and check for leaks
 	@$(BIN)/python -m tests.soak
 
-lint: $(VENV)/.lint ## Check style, types and the direction of imports
+lint: $(VENV)/.lint ## Check style, types and import directions
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs ## Build the documentation into build/docs/; fail on warnings and broken links
+	@rm -rf build/docs
+	@$(SPHINX) --quiet --builder html . build/docs
+	@echo "build/docs/index.html"
+
+docs-links: $(VENV)/.docs ## Check the external links of the documentation
+	$(SPHINX) --builder linkcheck . build/docs-links
 
 schemas: $(VENV)/.demo ## Derive the Avro schemas from the JSON contracts
 	$(BIN)/anabranch contract derive
@@ -43,29 +61,50 @@ schemas: $(VENV)/.demo ## Derive the Avro schemas from the JSON contracts
 wheel: $(VENV)/.test ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-clean: ## Remove the environment and everything that was built
+clean: ## Remove the environment and all build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(VENV)/.python:
+lock: $(VENV)/.lock ## Pin every dependency, with hashes, to the newest version that pyproject.toml allows
+	$(LOCK) --upgrade --extra demo $(foreach group,build test soak lint docs lock,--group $(group)) --output-file $(PINS) pyproject.toml
+	$(LOCK) --constraint $(PINS) --group build --output-file requirements/build.txt
+	$(LOCK) --constraint $(PINS) --output-file requirements/runtime.txt pyproject.toml
+	$(LOCK) --constraint $(PINS) --extra demo --output-file requirements/demo.txt pyproject.toml
+
+sbom: $(VENV)/.demo ## Write the software bill of materials of a worker's dependencies to dist/
+	@mkdir -p dist
+	@$(BIN)/python requirements/sbom.py \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" requirements/runtime.txt \
+	  > dist/anabranch.cdx.json
+
+$(VENV)/.python: requirements/build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-	  || { echo "Anabranch needs Python 3.11 to 3.13; say which: make PYTHON=python3.12 …" >&2; exit 1; }
-	@echo "Making $(VENV)/ and installing what is needed (once; about a minute) …"
+	  || { echo "Anabranch needs Python 3.11 to 3.13. Choose one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "Creating $(VENV)/ and installing dependencies (once; about a minute) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/build.txt
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.python pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+$(VENV)/.demo: $(VENV)/.python pyproject.toml $(PINS)
+	@$(INSTALL) --require-hashes --requirement requirements/demo.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	@$(INSTALL) --group test
 	@touch $@
 
 $(VENV)/.soak: $(VENV)/.test pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group soak
+	@$(INSTALL) --group soak
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.python pyproject.toml $(PINS)
+	@$(INSTALL) --group docs
+	@touch $@
+
+$(VENV)/.lock: $(VENV)/.python pyproject.toml
+	@$(INSTALL) --group lock
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group lint
+	@$(INSTALL) --group lint
 	@touch $@

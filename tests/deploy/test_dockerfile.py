@@ -44,13 +44,14 @@ def _copied_from_context(instructions: Instructions) -> set[str]:
 
 
 def test_base_image_is_pinned_to_a_patch_release(dockerfile: Instructions, project: dict[str, Any]) -> None:
-    defaults = dict(arguments.split("=", 1) for arguments in _arguments(dockerfile, "ARG"))
+    named = [arguments.partition("=") for arguments in _arguments(dockerfile, "ARG")]
+    defaults = {name: value for name, _, value in named if value}
     images = [arguments.split()[0] for arguments in _arguments(dockerfile, "FROM")]
     bases = {re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], image) for image in images}
     assert len(images) >= 2
     # One interpreter for both stages: the virtual environment is a link to it.
     assert len(bases) == 1
-    version = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-[a-z]+", bases.pop())
+    version = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", bases.pop())
     assert version is not None
     assert f"Programming Language :: Python :: {version[1]}" in project["project"]["classifiers"]
 
