@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
@@ -16,7 +17,7 @@ from streams.broker.publisher import Publisher
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
 from streams.core.errors import ResultTooLarge
 from tests.conftest import Database
-from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, tiny_corpus, unit_vectors
 from tests.integration.harness import (
     Channel,
     OutputReader,
@@ -223,3 +224,64 @@ async def config_of(kafka: ApacheKafka, topic: str) -> dict[str, str]:
         return {entry[0]: entry[1] for entry in entries}
     finally:
         await client.close()
+
+
+@pytest.mark.xfail(strict=True, reason="a dead letter that the broker rejects blocks the worker")
+async def test_a_dead_letter_that_its_topic_does_not_take_becomes_a_placeholder(
+    database: Database,
+    channel: Channel,
+    output_reader: OutputReader,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """Compressed, large ones fit; of one that does not, what fits is kept, and its partition goes on."""
+    await load(database.writer, tiny_corpus())
+    await set_most_bytes(channel, channel.dead_letters, 128 * 1024)
+    worker = start_worker(database.worker, ANABRANCH_RETRY_MAX_SECONDS="1")
+    await worker.until_ready()
+    noise = random.Random(7).randbytes(150 * 1024)
+    small, large = (
+        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("large", noise),
+    )
+    fits = b"\xff" * (6 * _MIB)
+    origins = {}
+    async with AIOKafkaProducer(
+        bootstrap_servers=channel.bootstrap_servers, compression_type="gzip", max_request_size=16 * _MIB
+    ) as producer:
+        for name, key, value, headers in (
+            ("fits", b"key", fits, [small]),
+            ("value", b"key", b"\xff" + noise, [small]),
+            ("all", noise, b"\xff" + noise, [large, small]),
+        ):
+            for _ in range(10):  # more than may be in flight at once
+                sent = await producer.send_and_wait(
+                    channel.input, value, key=key, headers=headers, partition=1
+                )
+                origins[sent.partition, sent.offset] = name
+    asked = set()
+    for number in range(9):
+        event = query(VECTOR)
+        asked.add(event["event_id"])
+        await channel.send(as_json(event), partition=number % 3)
+    await output_reader.until_answered(asked, seconds=60)
+    await output_reader.until(dead_letters=30)
+
+    for record in output_reader.dead_letters:
+        found = dict(record.headers)
+        assert found["anabranch.error.code"] == b"undecodable"
+        offset = int(found["__connect.errors.offset"])
+        name = origins.pop((int(found["__connect.errors.partition"]), offset))
+        assert record.headers[0] == small
+        assert "large" not in found
+        assert record.key == (None if name == "all" else b"key")
+        assert record.value == (fits if name == "fits" else b"")
+        placeholder = {
+            "anabranch.placeholder.first.offset": b"%d" % offset,
+            "anabranch.placeholder.last.offset": b"%d" % offset,
+            "anabranch.placeholder.original.bytes": b"%d" % (len(noise) + 1),
+        }
+        assert (placeholder.items() <= found.items()) == (name != "fits")
+    assert origins == {}
+    assert "rejects even a dead letter" not in worker.log
+    figures("10 dead letters of 6 MiB and 20 placeholders in a topic that takes 128 KiB")
