@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 
 from streams.core.errors import GaveUp, UnknownProfile
+from streams.replay.journal import JOURNAL_HEADER
 from streams.wire.deadletter import error_headers
 from tests.bad_inputs import json_event
 from tests.conftest import Database
@@ -386,3 +389,35 @@ async def test_what_cannot_be_done_is_told_in_one_line(
     assert len(done.stderr.splitlines()) == 1, done.stderr
     line = done.stderr
     assert said.format(dead=channel.dead_letters) in line
+
+
+@pytest.mark.xfail(strict=True, reason="a forged journal record of 70 bytes uses up all memory")
+@on_one_broker
+async def test_a_forged_entry_of_the_journal_is_named(channel: Channel) -> None:
+    forged = b'{"run":"x","replayed":[[0,999999999999]],"beyond":null,"settled":[]}'
+    await channel.producer.send_and_wait(
+        channel.dead_letters, forged, headers=[(JOURNAL_HEADER, b"1")], partition=1
+    )
+    limited = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        " runpy.run_module('streams', run_name='__main__')"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", limited, "replay"],
+        env={
+            "PATH": os.environ["PATH"],
+            "KAFKA_BOOTSTRAP_SERVERS": channel.bootstrap_servers,
+            "ANABRANCH_INPUT_TOPIC": channel.input,
+            "ANABRANCH_OUTPUT_TOPIC": channel.output,
+            "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert f"{channel.dead_letters}[1]@0" in line
+    assert "offset" in line
