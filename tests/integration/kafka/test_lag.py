@@ -1,10 +1,10 @@
 """The lag gauge says what the broker would say."""
 
-import pytest
 import asyncio
 from collections.abc import Callable
 
 import asyncpg
+import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 

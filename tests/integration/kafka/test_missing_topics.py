@@ -1,0 +1,66 @@
+"""Topics that do not exist, on a broker that creates whatever a client asks for: nobody here asks.
+
+Only `anabranch topics` creates topics. A topic that another client creates has one partition and no limits of ours, and
+a mistyped name would take events in silence.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from tests.conftest import Database
+from tests.integration.corpora import unit_vectors
+from tests.integration.harness import Channel, Worker, until
+from tests.integration.kafka.apache_kafka import ApacheKafka
+
+VECTOR = unit_vectors(1, 3)[0]
+# What is asked of a command; it takes about a second.
+_SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def creating_kafka(kafka_jars: Path) -> Iterator[ApacheKafka]:
+    """One broker that creates topics by itself, as Kafka does unless it is configured otherwise."""
+    with ApacheKafka(kafka_jars, settings={"auto.create.topics.enable": "true"}) as started:
+        yield started
+
+
+@pytest.fixture
+def broker(creating_kafka: ApacheKafka) -> ApacheKafka:
+    return creating_kafka
+
+
+@pytest.fixture
+def missing(broker: ApacheKafka) -> Channel:
+    """Names of topics that do not exist."""
+    return Channel(broker.bootstrap_servers, f"t{uuid4().hex[:8]}", producer=None)
+
+
+@pytest.mark.xfail(strict=True, reason="a worker creates its topics and does not say that they were missing")
+async def test_a_worker_does_not_create_its_topics(
+    database: Database, missing: Channel, tmp_path: Path
+) -> None:
+    worker = Worker(tmp_path / "worker.log", missing, database.worker, {})
+    try:
+        await until(worker.is_live, lambda: worker.log, seconds=20)
+        await until(lambda: "missing topic" in worker.log, lambda: worker.log, seconds=20)
+        # A broker says that it does not know a topic, and creates it a moment later.
+        await asyncio.sleep(3)
+        assert await topics_of(missing) == set()
+        assert not worker.is_ready()
+    finally:
+        worker.end()
+
+
+async def topics_of(channel: Channel) -> set[str]:
+    """Those of the channel's topics that exist."""
+    client = AIOKafkaAdminClient(bootstrap_servers=channel.bootstrap_servers)
+    await client.start()
+    try:
+        return {topic for topic in await client.list_topics() if topic.startswith(channel.name)}
+    finally:
+        await client.close()
