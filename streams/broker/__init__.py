@@ -1,1 +1,1 @@
-"""The Kafka side: how to reach it, how to publish, which topics there must be."""
+"""The Kafka side: connecting, publishing, reading, and the topics that are required."""

@@ -1,4 +1,4 @@
-"""How to reach Kafka, in the words of each client library."""
+"""The connection to Kafka, as options for each client library."""
 
 import logging
 import ssl
@@ -13,12 +13,12 @@ __all__ = ["BrokerConnection", "UnusableCertificate"]
 
 
 class UnusableCertificate(Exception):
-    """A certificate or key cannot be used; one line that names the setting."""
+    """A certificate or key cannot be used; the message is one line that names the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConnection:
-    """Where the brokers are, and as whom to come.
+    """The brokers' addresses and the client's credentials.
 
     Attributes:
         bootstrap_servers: ``host:port``, comma-separated.
@@ -52,11 +52,14 @@ class BrokerConnection:
         return self.security_protocol.startswith("SASL")
 
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments of an aiokafka client.
+        """Keyword arguments of an aiokafka client, which does not create topics with its metadata requests.
 
         Raises:
-            UnusableCertificate: a file cannot be read, or is not what it should be.
+            UnusableCertificate: a file cannot be read, or does not contain what it should.
         """
+        from streams.broker.aiokafka_internals import patch_clients  # noqa: PLC0415  # imports aiokafka, see below
+
+        patch_clients()
         options: dict[str, Any] = {
             "bootstrap_servers": self.servers,
             "security_protocol": self.security_protocol,
@@ -78,9 +81,9 @@ class BrokerConnection:
         """The ``broker_credentials`` setting of a Faust app; None without TLS and SASL.
 
         Raises:
-            UnusableCertificate: a file cannot be read, or is not what it should be.
+            UnusableCertificate: a file cannot be read, or does not contain what it should.
         """
-        from faust import auth  # noqa: PLC0415  # half a second that `anabranch topics` need not pay
+        from faust import auth  # noqa: PLC0415  # takes half a second, and `anabranch topics` does not need it
 
         context = self._ssl_context()
         if self.with_login:
@@ -95,14 +98,16 @@ class BrokerConnection:
     def _ssl_context(self) -> ssl.SSLContext | None:
         if not self.with_tls:
             return None
-        # OpenSSL says that a file is missing, but not which.
+        # OpenSSL reports that a file is missing, but not which one.
         for name, path in (("CAFILE", self.cafile), ("CERTFILE", self.certfile), ("KEYFILE", self.keyfile)):
             if path is not None:
-                _readable(f"KAFKA_SSL_{name}", path)
+                _check_readable(f"KAFKA_SSL_{name}", path)
         try:
             context = ssl.create_default_context(cafile=None if self.cafile is None else str(self.cafile))
         except ssl.SSLError:
-            raise UnusableCertificate("KAFKA_SSL_CAFILE: there is no PEM certificate in it") from None
+            raise UnusableCertificate(
+                "KAFKA_SSL_CAFILE: the file does not contain a PEM certificate"
+            ) from None
         if self.certfile is not None:
             self._load_chain(context, self.certfile)
         return context
@@ -111,31 +116,31 @@ class BrokerConnection:
         key = certfile if self.keyfile is None else self.keyfile
         setting = "KAFKA_SSL_CERTFILE" if self.keyfile is None else "KAFKA_SSL_KEYFILE"
         try:
-            # Without a password OpenSSL would ask on the terminal, and wait.
+            # Without a password, OpenSSL would prompt for it on the terminal and wait.
             context.load_cert_chain(certfile, self.keyfile, self.key_password or "")
         except (ssl.SSLError, ValueError) as error:  # ValueError: a passphrase of more than a kilobyte
             if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-                why = f"{setting}: the key is not that of the certificate in KAFKA_SSL_CERTFILE"
+                why = f"{setting}: the key does not match the certificate in KAFKA_SSL_CERTFILE"
             elif b"ENCRYPTED" in key.read_bytes():
-                why = f"KAFKA_SSL_KEY_PASSWORD is not set, or does not open the key in {setting}"
+                why = f"KAFKA_SSL_KEY_PASSWORD is not set, or does not decrypt the key in {setting}"
             else:
-                why = "KAFKA_SSL_CERTFILE, KAFKA_SSL_KEYFILE: there is no PEM certificate and key in them"
+                why = "KAFKA_SSL_CERTFILE, KAFKA_SSL_KEYFILE: the files do not contain a PEM certificate and key"
             raise UnusableCertificate(why) from None
 
 
-def _readable(setting: str, path: Path) -> None:
+def _check_readable(setting: str, path: Path) -> None:
     try:
         path.read_bytes()
     except OSError as error:
         raise UnusableCertificate(f"{setting} cannot be read: {error.strerror}") from None
 
 
-class _WithoutLogins(logging.Filter):
-    """aiokafka tells every request at DEBUG; the one that logs in by PLAIN holds the password."""
+class _DropSaslRequests(logging.Filter):
+    """aiokafka logs every request at DEBUG; the login request of PLAIN contains the password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
         return not any(type(argument).__name__.startswith("SaslAuthenticate") for argument in arguments)
 
 
-logging.getLogger("aiokafka.conn").addFilter(_WithoutLogins())
+logging.getLogger("aiokafka.conn").addFilter(_DropSaslRequests())

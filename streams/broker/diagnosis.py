@@ -1,7 +1,7 @@
-"""Why a broker cannot be talked to, in one line that names the setting.
+"""Explains in one line why a broker cannot be used, and names the setting.
 
-aiokafka tells only that no broker could be used, and Kafka, asked in a way that it does not understand, closes the
-connection without a word. So each server is asked once more, and where it hangs up, in the other way.
+aiokafka reports only that no broker was usable, and Kafka closes the connection without an error message if the client
+uses the wrong protocol. So each server is probed again, and if it hangs up, with the other protocol.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ __all__ = ["Diagnosis", "diagnose"]
 _TIMEOUT_SECONDS = 5.0
 
 _REMEDIES = {
-    CertificateProblem.NOT_YET_VALID: "mend this machine's clock",
-    CertificateProblem.EXPIRED: "renew it",
-    CertificateProblem.OTHER_HOST: "KAFKA_BOOTSTRAP_SERVERS and the broker's advertised.listeners must name it as the certificate"
-    " does",
-    CertificateProblem.UNKNOWN_AUTHORITY: "KAFKA_SSL_CAFILE must be the authority that signed it",
+    CertificateProblem.NOT_YET_VALID: "correct this machine's clock",
+    CertificateProblem.EXPIRED: "renew the certificate",
+    CertificateProblem.OTHER_HOST: "KAFKA_BOOTSTRAP_SERVERS and the broker's advertised.listeners must use the"
+    " host name in the certificate",
+    CertificateProblem.UNKNOWN_AUTHORITY: "set KAFKA_SSL_CAFILE to the CA that signed it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why no server could be talked to.
+    """Why no server could be used.
 
     Attributes:
-        server: the one that it was seen at.
-        refused: the server was reached, and it refuses or cannot be trusted; waiting alone does not mend that.
+        server: the server that was probed.
+        refused: the server was reached, but rejects the client or cannot be trusted; waiting does not fix that.
         detail: what is wrong.
         remedy: what to do, naming the setting.
     """
@@ -58,24 +58,24 @@ class Diagnosis:
 
 
 async def diagnose(connection: BrokerConnection) -> Diagnosis | None:
-    """Ask every server who is there; None where one of them answers as it should.
+    """Probe every server; None if one of them answers correctly.
 
     Raises:
-        UnusableCertificate: a file cannot be read, or is not what it should be.
+        UnusableCertificate: a file cannot be read, or does not contain what it should.
     """
     options = connection.client_options()
     found = []
     for server in options.pop("bootstrap_servers"):
-        diagnosis = await _BrokerProbe(server, connection, options).examined()
+        diagnosis = await _BrokerProbe(server, connection, options).run()
         if diagnosis is None:
             return None
         found.append(diagnosis)
-    # A server that is down says nothing of the settings; one that refuses does.
+    # A server that is down says nothing about the settings; one that rejects the client does.
     return next((diagnosis for diagnosis in found if diagnosis.refused), found[0] if found else None)
 
 
 class _BrokerProbe:
-    """One server."""
+    """Probes one server."""
 
     def __init__(self, server: str, connection: BrokerConnection, options: dict[str, Any]) -> None:
         self._server = server
@@ -83,19 +83,19 @@ class _BrokerProbe:
         self._connection = connection
         self._options = options
 
-    async def examined(self) -> Diagnosis | None:
+    async def run(self) -> Diagnosis | None:
         try:
             opened = await self._open(**self._options)
             try:
-                # Only now does a server that wants a login hang up.
+                # A server that requires a login hangs up only now.
                 await opened.send(MetadataRequest([]))
             finally:
                 opened.close()
         except (KafkaError, OSError, EOFError, TimeoutError) as error:
             return await self._explain(error)
         except (ValueError, KeyError):
-            # What aiokafka's SCRAM meets where the other side does not know the password either.
-            return self._refused("its part of the login is wrong", "check KAFKA_BOOTSTRAP_SERVERS")
+            # aiokafka's SCRAM raises this if the other side does not know the password either.
+            return self._refused("the server's part of the login is wrong", "check KAFKA_BOOTSTRAP_SERVERS")
         return None
 
     async def _explain(self, error: BaseException) -> Diagnosis:
@@ -103,31 +103,31 @@ class _BrokerProbe:
             return self._unreachable(error)
         cause = error.__cause__ if isinstance(error, KafkaConnectionError) else error
         if isinstance(cause, ssl.SSLCertVerificationError):
-            wrong = certificate_problem(cause)
-            return self._refused(wrong.value, _REMEDIES[wrong])
+            problem = certificate_problem(cause)
+            return self._refused(problem.value, _REMEDIES[problem])
         if isinstance(error, KafkaConnectionError) and isinstance(cause, ssl.SSLError):
-            # It hung up after the handshake: in TLS 1.3 that is when a client's certificate is looked at.
+            # It hung up after the handshake: in TLS 1.3, the server checks the client certificate only then.
             return self._client_cert_rejected()
-        return self._login(error) or await self._asked_otherwise(error) or self._unreachable(error)
+        return self._login(error) or await self._probe_other_protocols(error) or self._unreachable(error)
 
-    async def _asked_otherwise(self, error: BaseException) -> Diagnosis | None:
+    async def _probe_other_protocols(self, error: BaseException) -> Diagnosis | None:
         protocol = self._connection.security_protocol
-        if self._connection.with_tls and await self._answers_in_the_clear():
+        if self._connection.with_tls and await self._accepts_plaintext():
             return self._refused(
-                "it does not speak TLS at this port",
+                "the server does not use TLS on this port",
                 f"check KAFKA_BOOTSTRAP_SERVERS, and KAFKA_SECURITY_PROTOCOL={protocol}",
             )
         if self._connection.with_tls and isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
             return self._client_cert_rejected()
         if not self._connection.with_tls and await self._speaks_tls():
             return self._refused(
-                "it speaks TLS at this port",
+                "the server uses TLS on this port",
                 f"set KAFKA_SECURITY_PROTOCOL to SSL or SASL_SSL; it is {protocol}",
             )
-        if not self._connection.with_login and (mechanisms := await self._mechanisms()):
+        if not self._connection.with_login and (mechanisms := await self._sasl_mechanisms()):
             login = "SASL_SSL" if self._connection.with_tls else "SASL_PLAINTEXT"
             return self._refused(
-                f"it wants a login ({', '.join(mechanisms)})",
+                f"the server requires a login ({', '.join(mechanisms)})",
                 f"set KAFKA_SECURITY_PROTOCOL to {login}, KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD",
             )
         return None
@@ -136,13 +136,14 @@ class _BrokerProbe:
         mechanism = self._connection.sasl_mechanism
         if isinstance(error, SaslAuthenticationFailed):
             return self._refused(
-                f"it refuses the login by {mechanism}", "check KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+                f"the server rejects the {mechanism} login",
+                "check KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD",
             )
         if isinstance(error, UnsupportedSaslMechanismError):
-            return self._refused(f"it has no login by {mechanism}", "check KAFKA_SASL_MECHANISM")
+            return self._refused(f"the server does not support {mechanism}", "check KAFKA_SASL_MECHANISM")
         if isinstance(error, IllegalSaslStateError):
             return self._refused(
-                "it has no login at this port",
+                "the server does not accept logins on this port",
                 f"check KAFKA_BOOTSTRAP_SERVERS, and KAFKA_SECURITY_PROTOCOL={self._connection.security_protocol}",
             )
         return None
@@ -150,11 +151,11 @@ class _BrokerProbe:
     def _client_cert_rejected(self) -> Diagnosis:
         if self._connection.certfile is None:
             return self._refused(
-                "it wants a client certificate", "set KAFKA_SSL_CERTFILE and KAFKA_SSL_KEYFILE"
+                "the server requires a client certificate", "set KAFKA_SSL_CERTFILE and KAFKA_SSL_KEYFILE"
             )
         return self._refused(
-            "it refuses the client certificate",
-            "check KAFKA_SSL_CERTFILE, and the authority that the broker trusts",
+            "the server rejects the client certificate",
+            "check KAFKA_SSL_CERTFILE, and the CA that the broker trusts",
         )
 
     def _refused(self, detail: str, remedy: str) -> Diagnosis:
@@ -164,20 +165,20 @@ class _BrokerProbe:
         return Diagnosis(
             self._server,
             refused=False,
-            detail=f"it cannot be reached ({type(error).__name__})",
-            remedy="check KAFKA_BOOTSTRAP_SERVERS, and that the broker is up",
+            detail=f"cannot connect ({type(error).__name__})",
+            remedy="check KAFKA_BOOTSTRAP_SERVERS, and that the broker is running",
         )
 
-    # Asking in another way
+    # Probes with another protocol
 
     async def _open(self, **options: Any) -> AIOKafkaConnection:
-        """Connect, and log in where the options say so."""
+        """Connect, and log in if the options require it."""
         return await create_conn(
             self._host, self._port, request_timeout_ms=int(1000 * _TIMEOUT_SECONDS), **options
         )
 
-    async def _answers_in_the_clear(self) -> bool:
-        """Nothing secret is sent: which requests it knows is asked, and no more."""
+    async def _accepts_plaintext(self) -> bool:
+        """Sends no secrets: only asks which requests the server supports."""
         try:
             (await self._open()).close()
         except (KafkaError, OSError, EOFError, TimeoutError):
@@ -185,7 +186,7 @@ class _BrokerProbe:
         return True
 
     async def _speaks_tls(self) -> bool:
-        """A handshake alone, with whoever is there."""
+        """Only a TLS handshake, without verifying the server."""
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -199,8 +200,8 @@ class _BrokerProbe:
         transport.abort()
         return True
 
-    async def _mechanisms(self) -> list[str]:
-        """By which mechanisms it lets clients log in; none where it has no login."""
+    async def _sasl_mechanisms(self) -> list[str]:
+        """The SASL mechanisms that the server supports; empty if it does not accept logins."""
         try:
             opened = await self._open(**self._options)
             try:

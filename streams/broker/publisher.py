@@ -1,8 +1,8 @@
-"""Publishing: a record is published when the broker has acknowledged it on every in-sync replica, and not before."""
+"""Publishing: a record counts as published only when every in-sync replica has acknowledged it."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -14,33 +14,37 @@ from aiokafka.errors import (
 from mode import Service
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
-from streams.broker.resets import patch_connection_resets
+from streams.broker.aiokafka_internals import sender_task
+from streams.broker.clients import new_producer
 from streams.core.errors import ResultTooLarge
 
 __all__ = ["Headers", "Publisher"]
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
+
+logger = logging.getLogger(__name__)
 
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-# The broker decides what is too large; this only has to be above anything that a topic may take.
-_MAX_REQUEST_BYTES = 64 * 1024 * 1024
-_MAX_BATCH_BYTES = 16 * 1024
-# A few milliseconds batch well; they are paid by every event.
+# A few milliseconds suffice for good batches; every event pays them as latency.
 _LINGER_MS = 2
 _REQUEST_TIMEOUT_MS = 15_000
+_STOP_SECONDS = 5.0
 
 
 class Publisher(Service):
-    """One producer. As a service it starts when a broker can be reached, however long that takes.
+    """One producer. As a service, it has started when a broker can be reached, however long that takes.
 
     Args:
         options: keyword arguments of an aiokafka client.
-        on_fault: told of every attempt that failed and is repeated.
-        on_success: told of every attempt that succeeded.
-        wait_seconds: least and most seconds between two attempts; grows exponentially, with jitter.
+        on_fault: called after every failed attempt that is retried.
+        on_success: called after every successful attempt.
+        wait_seconds: minimum and maximum seconds between two attempts; grows exponentially, with jitter.
+        compression: one of Kafka's codecs; None: no compression.
+        sleep: waits between two attempts of `publish`; an exception that it raises ends `publish`.
+        stop_seconds: returns how long the producer may take to close; called when it closes.
     """
 
-    logger = logging.getLogger("mode")  # each step of a service's life
+    logger = logging.getLogger("mode")  # logs each step of a service's life cycle
 
     def __init__(
         self,
@@ -49,56 +53,77 @@ class Publisher(Service):
         on_fault: Callable[[BaseException], None],
         on_success: Callable[[], None],
         wait_seconds: tuple[float, float],
+        compression: str | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        stop_seconds: Callable[[], float] = lambda: _STOP_SECONDS,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._options = options
         self._on_fault = on_fault
         self._on_success = on_success
-        self._least_wait, self._most_wait = wait_seconds
+        self._compression = compression
+        self._min_wait, self._max_wait = wait_seconds
+        self._sleep = sleep
+        self._stop_seconds = stop_seconds
         self._producer: AIOKafkaProducer | None = None
+        self._replacing = asyncio.Lock()
+        self._is_stopped = False
 
     async def on_start(self) -> None:
-        """Connect, trying until it works."""
-        await self._persist(self._connect)
+        """Connect; retry until it succeeds."""
+        await self._retry(self._connect, asyncio.sleep)
 
     async def on_stop(self) -> None:
-        """Close the producer. Whoever awaited a `publish` has its answer already."""
+        """Close the producer. Every awaited `publish` has already returned."""
+        self._is_stopped = True
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await _close(producer, self._stop_seconds())
 
     async def publish(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
         """Publish one record; returns when the broker has acknowledged it.
 
-        A broker that cannot be reached, or refuses for a while, is tried for ever.
+        Retries indefinitely while the broker is unreachable or rejects the request with a retriable error.
 
         Raises:
-            ResultTooLarge: the topic does not take a record of this size.
+            ResultTooLarge: the topic does not accept a record of this size.
         """
 
         async def send() -> None:
-            if self._producer is None:
-                raise KafkaError("the producer is not started")
-            await self._producer.send_and_wait(topic, value=value, key=key, headers=list(headers))
+            producer = await self._healthy_producer()
+            await producer.send_and_wait(topic, value=value, key=key, headers=list(headers))
 
         try:
-            await self._persist(send)
+            await self._retry(send, self._sleep)
         except _TOO_LARGE as error:
-            raise ResultTooLarge("the broker does not take a record of this size") from error
+            raise ResultTooLarge("the broker does not accept a record of this size") from error
+
+    async def _healthy_producer(self) -> AIOKafkaProducer:
+        """The producer, replaced by a new one if its sender has ended: such a producer fails every further record.
+
+        Raises:
+            KafkaError: there is no producer, and no broker can be reached.
+        """
+        async with self._replacing:
+            if self._producer is not None and sender_task(self._producer).done():
+                logger.error("the producer has failed; replacing it")
+                failed, self._producer = self._producer, None
+                await _close(failed, _STOP_SECONDS)
+            if self._is_stopped:
+                raise KafkaError("the producer is stopped")
+            if self._producer is None:
+                await self._connect()
+            return self._producer
 
     async def _connect(self) -> None:
-        patch_connection_resets()
-        producer = AIOKafkaProducer(
-            **self._options,
-            # All in-sync replicas have it, or it is not published. No idempotence: a repeat is harmless (the result's
-            # id is the event's), and a sequence that is broken for good would need the process to be restarted.
-            acks="all",
+        # No idempotence: a duplicate is harmless (the result's id follows from the event's), and a permanently broken
+        # sequence would require a restart.
+        producer = new_producer(
+            self._options,
             linger_ms=_LINGER_MS,
-            # A topic bounds batches, not records: below this bound, records that fit alone would be refused together.
-            max_batch_size=_MAX_BATCH_BYTES,
-            max_request_size=_MAX_REQUEST_BYTES,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            compression_type=self._compression,
             client_id="anabranch",
         )
         try:
@@ -108,16 +133,16 @@ class Publisher(Service):
             raise
         self._producer = producer
 
-    async def _persist(self, attempt: Callable[[], Any]) -> None:
+    async def _retry(self, attempt: Callable[[], Any], sleep: Callable[[float], Awaitable[None]]) -> None:
         def failed(state: RetryCallState) -> None:
             if state.outcome is not None and (error := state.outcome.exception()) is not None:
                 self._on_fault(error)
 
         async for trial in AsyncRetrying(
-            retry=retry_if_exception(_worth_repeating),
-            wait=wait_random_exponential(multiplier=self._least_wait, max=self._most_wait),
+            retry=retry_if_exception(_is_retriable),
+            wait=wait_random_exponential(multiplier=self._min_wait, max=self._max_wait),
             before_sleep=failed,
-            sleep=asyncio.sleep,
+            sleep=sleep,
             reraise=True,
         ):
             with trial:
@@ -125,5 +150,17 @@ class Publisher(Service):
         self._on_success()
 
 
-def _worth_repeating(error: BaseException) -> bool:
+async def _close(producer: AIOKafkaProducer, seconds: float) -> None:
+    """Close a producer; records that it has not sent within that time are dropped."""
+    try:
+        async with asyncio.timeout(seconds):
+            await producer.stop()
+    except TimeoutError:
+        # The producer waits for the broker's answers even when it is cancelled. So close the connections first, then
+        # do not wait for it: it may be waiting for metadata that is never fetched again.
+        await producer.client.close()
+        sender_task(producer).cancel()
+
+
+def _is_retriable(error: BaseException) -> bool:
     return isinstance(error, (KafkaError, OSError, TimeoutError)) and not isinstance(error, _TOO_LARGE)

@@ -1,5 +1,6 @@
-"""The three topics: what they must be like, and how to make them so."""
+"""The three topics: their required configuration, and how to create them."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
+from streams.broker.clients import running_admin
+
 __all__ = [
     "DEAD_LETTER_MARGIN_BYTES",
+    "MissingTopics",
     "TopicFinding",
     "TopicSpec",
     "check_topics",
@@ -18,19 +22,31 @@ __all__ = [
     "topic_specs",
 ]
 
-# What a dead letter's own headers may take, so that any event that came in can be put there.
+# Reserved for a dead letter's own headers, so that every accepted event fits on the dead-letter topic.
 DEAD_LETTER_MARGIN_BYTES = 64 * 1024
 
 _DAY_MS = 24 * 60 * 60 * 1000
+_MAX_PARTITION_CHECKS, _CHECK_INTERVAL_SECONDS = 50, 0.1
+
+
+class MissingTopics(Exception):
+    """Required topics do not exist; the message is one line with the remedy."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        names = sorted(topics)
+        super().__init__(
+            f"missing topic{'' if len(names) == 1 else 's'}: {', '.join(names)}; run `anabranch topics` to create"
+            f" {'it' if len(names) == 1 else 'them'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What a topic is to be like.
+    """The required configuration of a topic.
 
     Attributes:
-        config: the broker's own names and values.
-        floors: of the config, those that an existing topic must at least have.
+        config: the broker's option names and values.
+        floors: minimum values for an existing topic's options.
     """
 
     name: str
@@ -42,14 +58,14 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicFinding:
-    """What was found about one topic.
+    """The state of one topic.
 
     Attributes:
-        ok: it is there, and not too small.
-        created: by this call.
+        ok: it exists, and its limits are not too small.
+        created: whether this call created it.
         detail: one line.
-        remedy: what to do; empty where all is well.
-        max_message_bytes: the largest record it takes; None where the broker does not tell.
+        remedy: what to do; empty if nothing is wrong.
+        max_message_bytes: the largest record it accepts; None if the broker does not report it.
     """
 
     topic: str
@@ -69,7 +85,7 @@ def topic_specs(
     replication_factor: int,
     max_event_bytes: int,
 ) -> list[TopicSpec]:
-    """The three topics. Dead letters are kept four times as long as events: somebody has to look at them."""
+    """The three topics. Dead letters are kept four times as long as events, because people have to inspect them."""
 
     def spec(name: str, bytes_: int, days: int) -> TopicSpec:
         return TopicSpec(
@@ -92,14 +108,12 @@ def topic_specs(
 
 
 async def create_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list[TopicFinding]:
-    """Create those that are missing, and look at all of them. Existing topics are never changed.
+    """Create missing topics and inspect all of them. Never changes existing topics.
 
     Raises:
-        KafkaError: the broker cannot be reached or refuses.
+        KafkaError: the broker is unreachable or rejects the request.
     """
-    client = AIOKafkaAdminClient(**options)
-    await client.start()
-    try:
+    async with running_admin(options) as client:
         missing = await _missing(client, specs)
         created = set()
         for spec in missing:
@@ -114,50 +128,42 @@ async def create_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list
                 if code and for_code(code) is not TopicAlreadyExistsError:
                     raise for_code(code)(f"cannot create {spec.name}")
             created.add(spec.name)
-        return [await _look(client, spec, created=spec.name in created) for spec in specs]
-    finally:
-        await client.close()
+        return [await _inspect_topic(client, spec, created=spec.name in created) for spec in specs]
 
 
 async def check_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list[TopicFinding]:
-    """Look at the topics; change nothing.
+    """Inspect the topics without changing anything.
 
     Raises:
-        KafkaError: the broker cannot be reached or refuses.
+        KafkaError: the broker is unreachable or rejects the request.
     """
-    client = AIOKafkaAdminClient(**options)
-    await client.start()
-    try:
+    async with running_admin(options) as client:
         missing = {spec.name for spec in await _missing(client, specs)}
         return [
             TopicFinding(spec.name, ok=False, created=False, detail="is missing", remedy="anabranch topics")
             if spec.name in missing
-            else await _look(client, spec, created=False)
+            else await _inspect_topic(client, spec, created=False)
             for spec in specs
         ]
-    finally:
-        await client.close()
 
 
 async def partitions_of(options: Mapping[str, Any], topics: Iterable[str]) -> dict[str, list[int]]:
-    """Each topic's partitions, in order; a topic that does not exist is left out, and not created by the question.
+    """Each topic's partitions, sorted. Does not create missing topics.
 
     Raises:
-        KafkaError: the broker cannot be reached or refuses.
+        MissingTopics: at least one topic does not exist.
+        KafkaError: the broker is unreachable or rejects the request.
     """
-    client = AIOKafkaAdminClient(**options)
-    await client.start()
-    try:
-        present = set(await client.list_topics())
-        wanted = [topic for topic in topics if topic in present]
+    async with running_admin(options) as client:
+        wanted = sorted(set(topics))
+        if missing := set(wanted) - set(await client.list_topics()):
+            raise MissingTopics(missing)
         found = {}
-        for description in await client.describe_topics(wanted) if wanted else ():
+        for description in await client.describe_topics(wanted):
             if description["error_code"]:
                 raise for_code(description["error_code"])(description["topic"])
             found[description["topic"]] = sorted(entry["partition"] for entry in description["partitions"])
         return found
-    finally:
-        await client.close()
 
 
 async def _missing(client: AIOKafkaAdminClient, specs: list[TopicSpec]) -> list[TopicSpec]:
@@ -165,8 +171,13 @@ async def _missing(client: AIOKafkaAdminClient, specs: list[TopicSpec]) -> list[
     return [spec for spec in specs if spec.name not in present]
 
 
-async def _look(client: AIOKafkaAdminClient, spec: TopicSpec, *, created: bool) -> TopicFinding:
-    [description] = await client.describe_topics([spec.name])
+async def _inspect_topic(client: AIOKafkaAdminClient, spec: TopicSpec, *, created: bool) -> TopicFinding:
+    # A broker may list a topic that was just created before it knows the topic's partitions.
+    for _ in range(_MAX_PARTITION_CHECKS):
+        [description] = await client.describe_topics([spec.name])
+        if description["partitions"]:
+            break
+        await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
     partitions = len(description["partitions"])
     config = await _config(client, spec.name)
     small = {
@@ -174,7 +185,7 @@ async def _look(client: AIOKafkaAdminClient, spec: TopicSpec, *, created: bool) 
         for name, floor in spec.floors.items()
         if name in config and config[name].isdigit() and int(config[name]) < floor
     }
-    detail = f"{'created' if created else 'is there'}, {partitions} partition{'s' if partitions != 1 else ''}"
+    detail = f"{'created' if created else 'exists'}, {partitions} partition{'s' if partitions != 1 else ''}"
     if not small:
         return TopicFinding(
             spec.name, ok=True, created=created, detail=detail, remedy="", max_message_bytes=_number(config)
@@ -196,7 +207,7 @@ def _number(config: Mapping[str, str]) -> int | None:
 
 
 async def _config(client: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """Name → value, as far as the broker tells; the embedded one tells what it was told."""
+    """Name → value, as far as the broker reports them; the embedded broker returns the values it was created with."""
     responses = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     return {
         entry[0]: entry[1] or ""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
-from streams.broker.records import escape_header_names
+from streams.broker.records import patch_fetcher
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
 from streams.replay.journal import is_entry
@@ -76,7 +76,7 @@ async def tail_topic(
         KafkaError: the broker cannot be reached or refuses.
     """
     topic = settings.anabranch_dead_letter_topic if dead_letters else settings.anabranch_output_topic
-    escape_header_names()
+    patch_fetcher()
     consumer = AIOKafkaConsumer(
         topic,
         **options,

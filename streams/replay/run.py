@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams.broker.range_reader import read_range
-from streams.broker.records import escape_header_names
+from streams.broker.records import patch_fetcher
 from streams.broker.topics import partitions_of
 from streams.replay.dead_letters import (
     DeadLetter,
@@ -266,7 +266,7 @@ class Replay:
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        escape_header_names()
+        patch_fetcher()
         consumer = AIOKafkaConsumer(
             **self._options,
             enable_auto_commit=False,

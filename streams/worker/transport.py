@@ -18,7 +18,7 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 
-from streams.broker.records import escape_header_names
+from streams.broker.records import patch_fetcher
 
 __all__ = ["Transport"]
 
@@ -51,7 +51,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self._uncommitted: dict[TP, int] = {}
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
-        escape_header_names()
+        patch_fetcher()
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = self._fetch_max_wait_ms  # noqa: SLF001  # read when the consumer starts
         # What its producer has taken back was never asked.

@@ -110,8 +110,8 @@ async def test_only_kafka_tells_and_changes_a_topic_s_settings(
 ) -> None:
     """What `anabranch topics` looks at; a topic that is too small it finds on both."""
     kind = ConfigResourceType.TOPIC
-    [described] = await admin.describe_configs([ConfigResource(kind, channel.input)])
-    [(_, _, _, _, entries)] = described.resources
+    [response] = await admin.describe_configs([ConfigResource(kind, channel.input)])
+    [(_, _, _, _, entries)] = response.resources
     change = ConfigResource(kind, channel.input, configs={"max.message.bytes": "5000000"})
     larger = await asyncio.to_thread(
         anabranch, "topics", "--check", "--max-event-bytes", "9000000", channel=channel
@@ -183,7 +183,7 @@ async def test_only_kafka_has_idempotent_producers_and_transactions(
     assert await values(broker, topic) == {0: b"once", 1: b"first", 3: b"second"}
 
 
-async def test_only_kafka_says_that_an_offset_is_gone(
+async def test_only_kafka_says_that_an_offset_is_missing(
     broker: Broker, admin: AIOKafkaAdminClient, topic: str
 ) -> None:
     """As after retention, or in a topic that was made anew."""

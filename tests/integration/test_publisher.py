@@ -15,20 +15,25 @@ from streams.embedded.broker import EmbeddedBroker
 from tests.integration.harness import open_channel
 
 
+def _producer_of(publisher: Publisher) -> Any:
+    assert publisher._producer is not None
+    return publisher._producer
+
+
 @asynccontextmanager
 async def reset_unnoticed(publisher: Publisher) -> AsyncIterator[None]:
     """Breaks every connection off; aiokafka is not told before the end, which stretches a moment that may be short."""
-    untold = []
-    for connection in publisher._producer.client._conns.values():
+    unreported = []
+    for connection in _producer_of(publisher).client._conns.values():
         transport = connection._writer.transport
-        untold.append(transport.get_protocol())
+        unreported.append(transport.get_protocol())
         transport.set_protocol(asyncio.Protocol())
         transport.abort()
     await asyncio.sleep(0.05)
     try:
         yield
     finally:
-        for protocol in untold:
+        for protocol in unreported:
             protocol.connection_lost(None)
 
 
@@ -38,20 +43,20 @@ async def publish(publisher: Publisher, topic: str) -> None:
 
 async def update_metadata(publisher: Publisher, topic: str) -> None:
     del topic
-    await publisher._producer.client.force_metadata_update()
+    await _producer_of(publisher).client.force_metadata_update()
 
 
 @pytest.mark.parametrize("write", [publish, update_metadata])
 def test_publishing_goes_on_after_a_reset(
     broker: EmbeddedBroker, write: Callable[[Publisher, str], Awaitable[None]]
 ) -> None:
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def run() -> None:
         options = {"bootstrap_servers": broker.bootstrap_servers}
         async with open_channel(broker.bootstrap_servers, f"p{uuid4().hex[:8]}") as channel:
             publisher = Publisher(
-                options, on_fault=faults.append, on_success=lambda: None, wait_seconds=(0.1, 0.2)
+                options, on_fault=errors.append, on_success=lambda: None, wait_seconds=(0.1, 0.2)
             )
             await publisher.on_start()
             try:
@@ -64,12 +69,7 @@ def test_publishing_goes_on_after_a_reset(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-    assert faults == []
-
-
-def _producer_of(publisher: Publisher) -> Any:
-    assert publisher._producer is not None
-    return publisher._producer
+    assert errors == []
 
 
 def _fail_when_it_drains(publisher: Publisher) -> None:
@@ -84,10 +84,7 @@ def _defect(*_: object, **__: object) -> None:
     raise RuntimeError("unexpected")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a producer whose sender has ended stays in use, and every record fails"
-)
-@pytest.mark.parametrize("fail", [_fail_when_it_drains])
+@pytest.mark.parametrize("fail", [_fail_when_it_drains, _fail_when_it_sends])
 def test_a_producer_whose_sender_has_ended_is_replaced(
     broker: EmbeddedBroker, fail: Callable[[Publisher], None]
 ) -> None:

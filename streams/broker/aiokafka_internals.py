@@ -1,0 +1,213 @@
+"""Every internal name of aiokafka that Anabranch uses: patched, replaced, or without public access.
+
+No other module uses one, and `tests/unit/test_internals.py` fails if a release of aiokafka renames one.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache, partial, wraps
+from typing import Any
+
+import aiokafka.client
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.consumer import fetcher
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.record.default_records import _DefaultRecordBatchPy
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from streams.core.errors import UnreadableBatch
+
+__all__ = [
+    "PartitionRecords",
+    "TolerantBatch",
+    "client_of",
+    "configure_consumer",
+    "coordinator_of",
+    "patch_clients",
+    "replace_fetched_records",
+    "sender_task",
+]
+
+
+# Patches for every client of this process
+
+
+@cache
+def patch_clients() -> None:
+    """Patch every client of this process, once."""
+    _forbid_topic_creation()
+    _patch_connection_resets()
+
+
+def _forbid_topic_creation() -> None:
+    """Make metadata requests of all clients in this process create no topics (brokers from 0.11 on).
+
+    aiokafka's clients let the broker create every topic that they request metadata for, and have no option to turn this
+    off. Only `anabranch topics` creates topics: a topic created by the broker has one partition and default limits, and
+    with a mistyped name it would silently receive events.
+    """
+    aiokafka.client.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
+
+
+def _patch_connection_resets() -> None:
+    """Report connection resets to aiokafka with the exception that it expects.
+
+    uvloop raises RuntimeError on a write to a closed transport. asyncio raises nothing, and aiokafka expects OSError
+    (https://github.com/aio-libs/aiokafka/issues/1038). The unexpected exception permanently stops the producer's sender
+    or its metadata updates: nothing would be published until the process restarts.
+    """
+    AIOKafkaConnection.send = _with_kafka_error(AIOKafkaConnection.send)
+    AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001
+
+
+def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(send)
+    def patched(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return send(connection, *args, **kwargs)
+        except RuntimeError as error:
+            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(
+                f"Connection at {connection.host}:{connection.port} broken: {error}"
+            ) from error
+
+    return patched
+
+
+def replace_fetched_records(
+    memory_records: Callable[[bytes], Any], partition_records: Callable[..., "PartitionRecords"]
+) -> None:
+    """Replace the classes with which every consumer of this process reads fetched data. Call this before one starts.
+
+    Args:
+        memory_records: replaces aiokafka's `MemoryRecords`.
+        partition_records: replaces aiokafka's `PartitionRecords`.
+    """
+    fetcher.MemoryRecords = memory_records
+    fetcher.PartitionRecords = partition_records
+
+
+# Classes that are extended
+
+
+class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
+    """The data of one partition in a fetch response; a subclass reads its batches.
+
+    Attributes:
+        next_fetch_offset: where the next fetch begins.
+    """
+
+    next_fetch_offset: int
+
+    def unpack(self, batches: Any, *, check_crc: bool) -> Iterator[ConsumerRecord]:
+        """Read the batches.
+
+        Args:
+            batches: an instance of the class that replaces `MemoryRecords`.
+            check_crc: whether to verify the batches' checksums.
+        """
+        raise NotImplementedError
+
+    @property
+    def partition(self) -> TopicPartition:
+        return self._tp
+
+    def is_skipped(self, batch: Any) -> bool:
+        """Whether to skip the batch: it marks the end of a transaction, or belongs to an aborted one."""
+        if self._isolation_level == fetcher.READ_COMMITTED and batch.producer_id is not None:
+            self._consume_aborted_up_to(batch.base_offset)
+            if batch.is_control_batch and self._is_abort_marker(batch):
+                self._aborted_producers.discard(batch.producer_id)
+            if batch.is_transactional and batch.producer_id in self._aborted_producers:
+                return True
+        return bool(batch.is_control_batch)
+
+    def consumer_record(self, record: Any) -> ConsumerRecord:
+        """A record of a batch, in the form for consumers."""
+        return self._consumer_record(self._tp, record)
+
+    def _unpack_records(self) -> Iterator[ConsumerRecord]:
+        return self.unpack(self._records, check_crc=self._check_crcs)
+
+    def _is_abort_marker(self, batch: Any) -> bool:
+        try:
+            return bool(self._contains_abort_marker(batch))
+        except (KafkaError, ValueError, IndexError, struct.error) as error:
+            raise UnreadableBatch("the transaction marker is malformed") from error
+
+
+class TolerantBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # aiokafka has no types
+    r"""A batch whose header names may be any bytes; those that are not UTF-8 are escaped (``\xff``)."""
+
+    _buffer: bytearray
+
+    def _maybe_uncompress(self) -> None:
+        super()._maybe_uncompress()
+        self._buffer = _Bytes(self._buffer)
+
+
+class _Bytes(bytearray):
+    """Bytes whose slices decode without errors."""
+
+    def __getitem__(self, index: Any) -> Any:
+        item = super().__getitem__(index)
+        return item if isinstance(item, int) else _Bytes(item)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        del errors
+        return super().decode(encoding, "backslashreplace")
+
+
+class _Subscription(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
+    """Lets a member rejoin its group after it left because it had not polled for longer than the poll interval.
+
+    aiokafka rejoins only after a poll, and Faust polls only after the rejoin. After an outage that is longer than the
+    poll interval, the member would never come back.
+    """
+
+    def __init__(self, flowing: Callable[[], bool]) -> None:
+        super().__init__()
+        self._flowing = flowing
+
+    @property
+    def fetcher_idle_time(self) -> float:
+        """Seconds since the last poll; 0 while polling is not allowed."""
+        return super().fetcher_idle_time if self._flowing() else 0.0
+
+
+# Parts of a client
+
+
+def configure_consumer(
+    consumer: AIOKafkaConsumer, *, fetch_max_wait_ms: int, flowing: Callable[[], bool]
+) -> None:
+    """Set options for which Faust has no settings. The consumer reads them when it starts.
+
+    Args:
+        consumer: a consumer that has not started.
+        fetch_max_wait_ms: how long the broker may delay an empty fetch response.
+        flowing: returns whether the consumer may poll now.
+    """
+    consumer._fetch_max_wait_ms = fetch_max_wait_ms  # noqa: SLF001  # see above
+    # Events of aborted transactions must not be answered.
+    consumer._isolation_level = "read_committed"  # noqa: SLF001  # see above
+    consumer._subscription = _Subscription(flowing)  # noqa: SLF001  # see above
+
+
+def client_of(consumer: AIOKafkaConsumer) -> AIOKafkaClient:
+    """The client whose connections a consumer uses."""
+    return consumer._client  # noqa: SLF001  # no public access
+
+
+def coordinator_of(consumer: AIOKafkaConsumer) -> Any:
+    """The consumer's group coordinator; None before the consumer has started."""
+    return consumer._coordinator  # noqa: SLF001  # no public access
+
+
+def sender_task(producer: AIOKafkaProducer) -> Any:
+    """The task that sends a producer's records."""
+    return producer._sender.sender_task  # noqa: SLF001  # no public access
