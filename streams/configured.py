@@ -1,4 +1,4 @@
-"""Settings turned into the parts that a worker, and the commands around it, are made of."""
+"""Creates parts of a worker, and of the commands around it, from the settings."""
 
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ __all__ = ["broker_connection", "load_profiles", "open_codec"]
 
 
 def broker_connection(settings: Settings) -> BrokerConnection:
-    """Kafka's part of the settings.
+    """The Kafka connection from the settings.
 
     Raises:
         SettingsError: a certificate or key cannot be used; one line.
@@ -42,10 +42,10 @@ def broker_connection(settings: Settings) -> BrokerConnection:
 
 
 def load_profiles(settings: Settings) -> Mapping[str, Profile]:
-    """The shipped profiles, with the operator's file laid over them.
+    """The built-in profiles, overridden by the operator's file.
 
     Raises:
-        SettingsError: the file cannot be read, is no TOML, or has a profile that is malformed; one line.
+        SettingsError: the file cannot be read, is not valid TOML, or has a malformed profile; one line.
     """
     profiles: Mapping[str, Profile] = BUILTIN_PROFILES
     if settings.anabranch_profiles_file is not None:
@@ -56,7 +56,7 @@ def load_profiles(settings: Settings) -> Mapping[str, Profile]:
             raise SettingsError(f"ANABRANCH_PROFILES_FILE: {error}") from None
     if settings.anabranch_default_profile not in profiles:
         raise SettingsError(
-            f"ANABRANCH_DEFAULT_PROFILE: there is no profile of this name; there are {', '.join(profiles)}"
+            f"ANABRANCH_DEFAULT_PROFILE: there is no profile with this name; available: {', '.join(profiles)}"
         )
     return profiles
 
@@ -65,7 +65,7 @@ def open_codec(settings: Settings) -> Codec:
     """The codec, with the writer schemas of `ANABRANCH_SCHEMA_PATH`.
 
     Raises:
-        SettingsError: a schema there cannot be used.
+        SettingsError: a schema there is unusable.
     """
     try:
         return Codec(settings.anabranch_schema_path)

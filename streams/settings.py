@@ -1,12 +1,13 @@
-"""Every setting, from the environment, read once and frozen.
+"""All settings, read from the environment once and immutable.
 
-Only the composition root and the command line read this; everything else takes explicit arguments. Secrets may also
-come from a file named by ``<NAME>_FILE``. Values are never quoted in an error: they may be secrets.
+Only the composition root and the command line use this module; everything else takes explicit arguments. Secrets may
+also be in a file named by ``<NAME>_FILE``. Error messages never quote values, because they may be secrets.
 """
 
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,25 +19,25 @@ __all__ = ["Settings", "SettingsError", "environment_names", "load", "secret_nam
 SettingName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+$")]
 TopicName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
-# What Kubernetes injects beside a Service named `anabranch`; none of our business.
-# By its form, not only by name: ANABRANCH_PORT=8080 is somebody who means ANABRANCH_WEB_PORT.
+# Variables that Kubernetes injects for a Service named `anabranch`; ignored. They are recognized by name and value:
+# ANABRANCH_PORT=8080 is a mistake for ANABRANCH_WEB_PORT.
 _KUBERNETES_SERVICE_LINK = re.compile(
     r"ANABRANCH_(SERVICE_\w+=.*|PORT=(tcp|udp|sctp)://.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*)", re.DOTALL
 )
 
 
 class SettingsError(Exception):
-    """A setting is missing, unknown or has a value outside its domain; the message is one line."""
+    """A setting is missing, unknown or invalid; the message is one line."""
 
 
 class Settings(BaseSettings):
-    """The environment, validated. Durations in seconds."""
+    """The validated settings. Durations are in seconds."""
 
     model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, extra="ignore", allow_inf_nan=False)
 
-    # Where the store is; passed to asyncpg unparsed.
+    # The store's address; passed to asyncpg unchanged.
     database_connection_string: SecretStr | None = None
-    # The owner, for `migrate` and `stats`; a worker never needs it.
+    # The owner's, for `migrate` and `stats`; workers never need it.
     database_admin_connection_string: SecretStr | None = None
 
     kafka_bootstrap_servers: str = "localhost:9092"
@@ -54,9 +55,11 @@ class Settings(BaseSettings):
     anabranch_output_topic: TopicName = "retrieval.results.v1"
     anabranch_dead_letter_topic: TopicName = "retrieval.dead-letters.v1"
     anabranch_consumer_group: str = "anabranch"
-    # Events in work at a time, counted until acknowledged; two database connections each.
+    # Events processed concurrently per worker; two database connections each.
     anabranch_concurrency: int = Field(default=8, ge=1, le=1000)
     anabranch_web_port: int = Field(default=6066, ge=1, le=65535)
+    # All addresses of the machine, as needed in a container.
+    anabranch_web_bind_address: IPv4Address | IPv6Address = IPv4Address("0.0.0.0")  # noqa: S104  # probes come from outside
     anabranch_default_profile: str = "extraction"
     anabranch_profiles_file: Path | None = None
     anabranch_search_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
@@ -69,12 +72,15 @@ class Settings(BaseSettings):
     anabranch_retry_base_seconds: float = Field(default=1.0, gt=0)
     anabranch_retry_max_seconds: float = Field(default=10.0, gt=0)
     anabranch_grace_period_seconds: float = Field(default=25.0, ge=0)
-    # The group's clocks. A rebalance waits this long for every member, so a drain must be shorter.
+    # The consumer group's timeouts. A rebalance waits this long for every member, so a drain must be shorter.
     anabranch_session_timeout_seconds: float = Field(default=10.0, ge=1)
     anabranch_rebalance_timeout_seconds: float = Field(default=40.0, ge=2)
     anabranch_max_poll_interval_seconds: float = Field(default=1000.0, ge=1)
-    # How long a broker may hold a fetch that has nothing to bring. Kafka answers as soon as there is something.
+    # How long a broker may delay an empty fetch response. Kafka answers as soon as there are records.
     anabranch_fetch_max_wait_seconds: float = Field(default=0.5, gt=0, le=60)
+    # Maximum decompressed size of one batch; the memory for larger ones is never allocated. Waiting events use at most
+    # about four times as much, plus one event per partition.
+    anabranch_max_inflated_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024, le=64 * 1024 * 1024)
     anabranch_log_format: Literal["json", "console"] = "json"
 
     @classmethod
@@ -86,18 +92,18 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` hands over: it has read the environment and the secret files, and names are exact."""
+        """Use only the values from `load`, which has read the environment and the secret files; names are exact."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.anabranch_retry_max_seconds < self.anabranch_retry_base_seconds:
-            raise ValueError("ANABRANCH_RETRY_MAX_SECONDS must not be below ANABRANCH_RETRY_BASE_SECONDS")
+            raise ValueError("ANABRANCH_RETRY_MAX_SECONDS must not be less than ANABRANCH_RETRY_BASE_SECONDS")
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
             raise ValueError(
-                f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} needs KAFKA_SASL_USERNAME"
+                f"KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} requires KAFKA_SASL_USERNAME"
                 " and KAFKA_SASL_PASSWORD"
             )
         files = {
@@ -107,22 +113,22 @@ class Settings(BaseSettings):
         }
         given = [name for name, path in files.items() if path is not None]
         if given and not self.kafka_security_protocol.endswith("SSL"):
-            # Whoever names an authority would otherwise talk in the clear, and not know.
+            # Otherwise an operator who configures a CA would unknowingly use an unencrypted connection.
             raise ValueError(
-                f"{', '.join(given)} would not be used:"
-                f" KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} has no TLS"
+                f"{', '.join(given)} would be ignored:"
+                f" KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol} does not use TLS"
             )
         if self.kafka_ssl_keyfile is not None and self.kafka_ssl_certfile is None:
-            raise ValueError("KAFKA_SSL_KEYFILE needs KAFKA_SSL_CERTFILE")
+            raise ValueError("KAFKA_SSL_KEYFILE requires KAFKA_SSL_CERTFILE")
         if self.schema_registry_url is not None:
-            # Publishing in another encoding than the operator asked for would be found out by consumers only.
+            # Otherwise only consumers would notice that the worker does not use the configured encoding.
             raise ValueError(
                 "SCHEMA_REGISTRY_URL is not supported by this release; unset it to publish Avro single-object encoding"
             )
         topics = {self.anabranch_input_topic, self.anabranch_output_topic, self.anabranch_dead_letter_topic}
-        if len(topics) < 3:  # noqa: PLR2004  # there are three
+        if len(topics) < 3:  # noqa: PLR2004  # the number of topics
             raise ValueError(
-                "ANABRANCH_INPUT_TOPIC, ANABRANCH_OUTPUT_TOPIC and ANABRANCH_DEAD_LETTER_TOPIC must differ"
+                "ANABRANCH_INPUT_TOPIC, ANABRANCH_OUTPUT_TOPIC and ANABRANCH_DEAD_LETTER_TOPIC must be different"
             )
         return self
 
@@ -148,12 +154,12 @@ class Settings(BaseSettings):
 
 
 def environment_names() -> frozenset[str]:
-    """Every variable that is a setting, without the ``_FILE`` forms."""
+    """The names of all settings, without the ``_FILE`` forms."""
     return frozenset(name.upper() for name in Settings.model_fields)
 
 
 def secret_names() -> frozenset[str]:
-    """Those that are secrets, and may also come as ``<NAME>_FILE``."""
+    """The names of the settings that are secrets, which may also be given as ``<NAME>_FILE``."""
     return frozenset(
         name.upper() for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
     )
@@ -163,10 +169,10 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings.
 
     Args:
-        environment: instead of the process's own.
+        environment: used instead of the process's environment.
 
     Raises:
-        SettingsError: with one line that names every setting at fault.
+        SettingsError: the message is one line that names every invalid setting.
     """
     environment = os.environ if environment is None else environment
     names, secrets = environment_names(), secret_names()
@@ -186,7 +192,7 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
         if not path:
             continue
         if name.lower() in values:
-            raise SettingsError(f"{name} and {name}_FILE are both set; keep one")
+            raise SettingsError(f"{name} and {name}_FILE are both set; unset one of them")
         try:
             content = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -205,9 +211,9 @@ def _line(fault: Any) -> str:
     return f"{where}: {what}" if where else what
 
 
-def _required(value: SecretStr | None, name: str, whose: str) -> str:
+def _required(value: SecretStr | None, name: str, owner: str) -> str:
     if value is None:
         raise SettingsError(
-            f"{name} is not set: it says where PostgreSQL is, as {whose}, e.g. postgresql://user@host:5432/database"
+            f"{name} is not set: set it to the connection string of {owner}, e.g. postgresql://user@host:5432/database"
         )
     return value.get_secret_value()

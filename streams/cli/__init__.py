@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command-line interface."""
 
 from streams.cli.main import main
 

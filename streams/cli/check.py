@@ -1,12 +1,12 @@
-"""`anabranch check`: the preflight of store and topics, for people and machines."""
+"""`anabranch check`: checks the store and the topics, with output for people or machines."""
 
 from collections.abc import Sequence
 
 import asyncpg
 from aiokafka.errors import KafkaError
-from rich.console import Console
 from rich.table import Table
 
+from streams.broker.compression import CODECS, MISSING_CODECS, MISSING_CODECS_REMEDY, missing_codecs
 from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
 from streams.configured import broker_connection, load_profiles, open_codec
@@ -15,35 +15,48 @@ from streams.store.connect_errors import explain
 from streams.store.findings import Finding
 from streams.store.preflight import inspect
 from streams.store.verification import NotVerified, verify
+from streams.terminal import Console, Text
 
 __all__ = ["examine", "table"]
 
 _STYLES = {"ok": "green", "warning": "yellow", "unready": "red", "refused": "bold red"}
 _CONNECT_SECONDS = 10.0
-# The smallest event is some 4 KB; whatever the topic takes, dead letters must have room for more.
+# The smallest event has about 4 KB; whatever the topic's limit is, dead letters need more room than that.
 _SMALLEST_TOPIC_BYTES = 16 * 1024
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Everything a worker would find at its start.
+    """Run all checks that a worker runs at start, and more.
 
     Raises:
-        SettingsError: a setting that a worker needs is missing or unusable.
+        SettingsError: a setting that a worker requires is missing or unusable.
     """
     open_codec(settings)
     load_profiles(settings)
-    return [*await _store(settings), *await _derived(settings), *await _topics(settings)]
+    return [
+        *_codecs(),
+        *await _store(settings),
+        *await _derived(settings),
+        *await _topics(settings),
+    ]
 
 
 def table(findings: Sequence[Finding]) -> None:
-    """Print them, faults with their remedies."""
+    """Print the findings, with remedies for problems."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("", "what", "found", "remedy"):
         shown.add_column(heading, overflow="fold")
     for finding in findings:
         style = _STYLES[finding.level]
-        shown.add_row(f"[{style}]{finding.level}[/]", finding.check, finding.detail, finding.remedy)
-    Console(highlight=False).print(shown)
+        shown.add_row(Text(finding.level, style), finding.check, finding.detail, finding.remedy)
+    Console().print(shown)
+
+
+def _codecs() -> list[Finding]:
+    missing = missing_codecs()
+    if not missing:
+        return [Finding("codecs", "ok", f"{', '.join(CODECS.values())} can be read")]
+    return [Finding("codecs", "refused", f"{MISSING_CODECS} {', '.join(missing)}", MISSING_CODECS_REMEDY)]
 
 
 async def _store(settings: Settings) -> list[Finding]:
@@ -59,8 +72,8 @@ async def _store(settings: Settings) -> list[Finding]:
             Finding(
                 "connection",
                 "unready",
-                f"PostgreSQL cannot be reached as the worker ({type(error).__name__})",
-                "check DATABASE_CONNECTION_STRING, and that the server is up; its log may say more",
+                f"cannot connect to PostgreSQL as the worker ({type(error).__name__})",
+                "check DATABASE_CONNECTION_STRING, that the server is running, and the server's log",
             )
         ]
     try:
@@ -125,8 +138,8 @@ async def _topics(settings: Settings) -> list[Finding]:
             Finding(
                 "broker",
                 "unready",
-                f"Kafka does not answer as it should ({type(error).__name__})",
-                "check KAFKA_BOOTSTRAP_SERVERS, and that the broker is up",
+                f"Kafka does not answer correctly ({type(error).__name__})",
+                "check KAFKA_BOOTSTRAP_SERVERS, and that the broker is running",
             )
         ]
     findings = [
@@ -140,7 +153,7 @@ async def _topics(settings: Settings) -> list[Finding]:
             Finding(
                 "topic",
                 "unready",
-                f"{settings.anabranch_dead_letter_topic} takes {room} bytes: too few for the largest event",
+                f"{settings.anabranch_dead_letter_topic} accepts {room} bytes: too small for the largest event",
                 f"set its max.message.bytes to {taken + DEAD_LETTER_MARGIN_BYTES} or more",
             )
         )

@@ -1,4 +1,4 @@
-"""`anabranch contract compatible`: the derived schemas against every released one."""
+"""`anabranch contract compatible`: compares the derived schemas with every released one."""
 
 import json
 from importlib.resources.abc import Traversable
@@ -9,7 +9,7 @@ __all__ = ["broken"]
 
 
 def broken(avro: Traversable) -> list[str]:
-    """What a schema cannot read, or what cannot read it, among the released ones of its name; a line each."""
+    """One line for each incompatibility between a schema and a released schema of the same name."""
     faults = []
     for current in sorted(avro.iterdir(), key=lambda entry: entry.name):
         if not current.name.endswith(".avsc"):

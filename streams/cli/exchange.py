@@ -1,17 +1,19 @@
-"""`anabranch publish` and `anabranch tail`: events in from JSONL, results out as JSON."""
+"""`anabranch publish` and `anabranch tail`: publish events from JSONL, print results as JSON."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka import ConsumerRecord
 
-from streams.broker.records import patch_fetcher
+from streams.broker.clients import running_consumer, running_producer
+from streams.broker.records import Unreadable
+from streams.broker.topics import partitions_of
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
 from streams.replay.journal import is_entry
 from streams.settings import Settings
+from streams.terminal import json_text, printable
 from streams.wire import Codec, result_to_json
 
 __all__ = ["publish_events", "read_events", "tail_topic"]
@@ -21,7 +23,7 @@ def read_events(lines: Iterable[str]) -> Sequence[QueryEmbedding]:
     """Validate every line.
 
     Raises:
-        click.ClickException: a line breaks the contract; it names the line and the rule.
+        click.ClickException: a line violates the contract; the message names the line and the rule.
     """
     codec = Codec()
     queries = []
@@ -31,7 +33,7 @@ def read_events(lines: Iterable[str]) -> Sequence[QueryEmbedding]:
         try:
             queries.append(codec.decode_query(line.encode()))
         except TerminalError as error:
-            raise click.ClickException(f"line {number}: {error.code}: {error}") from None
+            raise click.ClickException(printable(f"line {number}: {error.code}: {error}")) from None
     return queries
 
 
@@ -41,12 +43,12 @@ async def publish_events(
     """Publish as Avro, keyed by event id; returns when the broker has acknowledged all of them.
 
     Raises:
-        KafkaError: the broker cannot be reached or refuses.
+        MissingTopics: the input topic does not exist.
+        KafkaError: the broker is unreachable or rejects the request.
     """
+    await partitions_of(options, [settings.anabranch_input_topic])
     codec = Codec()
-    producer = AIOKafkaProducer(**options, acks="all", linger_ms=5)
-    try:
-        await producer.start()
+    async with running_producer(options) as producer:
         deliveries = [
             await producer.send(
                 settings.anabranch_input_topic,
@@ -57,8 +59,6 @@ async def publish_events(
         ]
         for delivery in deliveries:
             await delivery
-    finally:
-        await producer.stop()
 
 
 async def tail_topic(
@@ -70,42 +70,49 @@ async def tail_topic(
     limit: int | None,
     show: Callable[[str], object],
 ) -> None:
-    """Show records until the limit, or for ever.
+    """Show records until the limit, or indefinitely.
 
     Raises:
-        KafkaError: the broker cannot be reached or refuses.
+        MissingTopics: the topic does not exist.
+        KafkaError: the broker is unreachable or rejects the request.
     """
     topic = settings.anabranch_dead_letter_topic if dead_letters else settings.anabranch_output_topic
-    patch_fetcher()
-    consumer = AIOKafkaConsumer(
-        topic,
-        **options,
-        auto_offset_reset="earliest" if from_beginning else "latest",
-        enable_auto_commit=False,
-    )
+    await partitions_of(options, [topic])
     codec = Codec()
-    try:
-        await consumer.start()
+    start = "earliest" if from_beginning else "latest"
+    async with running_consumer(options, topic, auto_offset_reset=start) as consumer:
         shown = 0
         async for record in consumer:
             if dead_letters and is_entry(record.headers):
-                continue  # what `anabranch replay` remembers; no letter
-            show(_dead_letter(record) if dead_letters else _result(codec, record))
+                continue  # an entry of `anabranch replay`, not a dead letter
+            if isinstance(record.value, Unreadable):
+                show(_unreadable(record))
+            else:
+                show(_dead_letter(record) if dead_letters else _result(codec, record))
             shown += 1
             if shown == limit:
                 return
-    finally:
-        await consumer.stop()
+
+
+def _unreadable(record: ConsumerRecord) -> str:
+    return json_text(
+        {
+            "unreadable": record.value.error.code,
+            "partition": record.partition,
+            "offset": record.value.first,
+            "last_offset": record.value.last,
+        }
+    )
 
 
 def _result(codec: Codec, record: ConsumerRecord) -> str:
     try:
-        return json.dumps(result_to_json(codec.decode_result(record.value)), ensure_ascii=False)
+        return json_text(result_to_json(codec.decode_result(record.value)))
     except TerminalError as error:
-        return json.dumps({"undecodable": error.code, "partition": record.partition, "offset": record.offset})
+        return json_text({"undecodable": error.code, "partition": record.partition, "offset": record.offset})
 
 
 def _dead_letter(record: ConsumerRecord) -> str:
-    """The headers alone: the event's content belongs to its asker."""
+    """Only the headers: the event's content is confidential."""
     headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
-    return json.dumps({"partition": record.partition, "offset": record.offset, "headers": headers})
+    return json_text({"partition": record.partition, "offset": record.offset, "headers": headers})

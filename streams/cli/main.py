@@ -1,11 +1,10 @@
-"""`anabranch`: one command for each thing an operator does.
+"""`anabranch`: one command for each operator task.
 
-Each command imports what it needs when it runs: Faust alone takes half a second, and most commands need none of it.
+Each command imports its dependencies when it runs: importing Faust takes half a second, and few commands need it.
 """
 # ruff: noqa: PLC0415
 
 import asyncio
-import json
 import math
 import sys
 from collections.abc import Coroutine
@@ -16,14 +15,15 @@ import click
 import streams
 from streams.core.errors import dead_letter_codes
 from streams.settings import Settings, SettingsError, load
+from streams.terminal import echo, json_text
 
 __all__ = ["NEEDS_CONSENT", "main"]
 
 T = TypeVar("T")
 
+_USAGE_ERROR = 2
 #: The exit code of a migration that an operator has to review first; a Kubernetes Job does not retry it.
 NEEDS_CONSENT = 3
-_USAGE_ERROR = 2
 
 
 class _Failed(click.ClickException):
@@ -31,11 +31,11 @@ class _Failed(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         del file
-        click.echo(f"anabranch: {self.message}", err=True)
+        echo(f"anabranch: {self.message}", err=True)
 
 
 class _Unusable(_Failed):
-    """As `_Failed`, for what the caller got wrong."""
+    """Like `_Failed`, for usage errors."""
 
     exit_code = _USAGE_ERROR
 
@@ -47,7 +47,7 @@ class _NeedsConsent(_Failed):
 
 
 class _CompactHelp(click.Command):
-    """A command whose options, where they are wrong, are told in one line too."""
+    """A command that also reports wrong options in one line."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
@@ -59,24 +59,24 @@ class _CompactHelp(click.Command):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(streams.__version__, prog_name="anabranch")
 def commands() -> None:
-    """Retrieval as a stream: query embeddings in, ranked and budgeted passages out, over Kafka and pgvector.
+    """Retrieval over Kafka and pgvector: takes query embeddings and returns ranked, token-budgeted passages.
 
-    Settings come from the environment; the README has the table.
+    Settings are read from environment variables; see the documentation for the list.
     """
 
 
 def main() -> None:
-    """Entry point. A mistake in the settings is told in one line; exit code 2."""
+    """Entry point. Reports wrong settings in one line, with exit code 2."""
     try:
         commands()
     except SettingsError as error:
-        click.echo(f"anabranch: {error}", err=True)
+        echo(f"anabranch: {error}", err=True)
         sys.exit(_USAGE_ERROR)
 
 
 @commands.command()
 def worker() -> None:
-    """Run the processor until SIGTERM."""
+    """Run a worker until SIGTERM."""
     from streams.telemetry import logs
     from streams.worker.run import run_worker
 
@@ -86,12 +86,10 @@ def worker() -> None:
 
 
 @commands.command()
-@click.option("--keep", is_flag=True, help="Leave everything running until Ctrl-C, and print the addresses.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one machine-readable summary alone on standard output."
-)
+@click.option("--keep", is_flag=True, help="Keep everything running until Ctrl-C, and print the addresses.")
+@click.option("--json", "as_json", is_flag=True, help="Print only a JSON summary on standard output.")
 def demo(*, keep: bool, as_json: bool) -> None:
-    """Show it all on this machine: embedded broker and database, a real worker, real questions."""
+    """Run a demo on this machine: embedded broker and database, a real worker, real questions."""
     from streams.demo.run import run_demo
     from streams.demo.stack import DemoError
     from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
@@ -103,7 +101,7 @@ def demo(*, keep: bool, as_json: bool) -> None:
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(0 if keep else 130)
     if not answered_well:
-        raise _Failed("a golden question has its expected passage outside the first five")
+        raise _Failed("a golden question's expected passage is not among the first five")
 
 
 @commands.command()
@@ -129,7 +127,7 @@ def migrate(*, dry_run: bool, yes: bool, prune: bool) -> None:
         if dry_run:
             lines = _run_on_store(store.plan(settings.admin_dsn, principals_setting=setting, prune=prune))
             for line in lines:
-                click.echo(line)
+                echo(line)
         else:
             lines = _run_on_store(
                 store.migrate(
@@ -137,7 +135,7 @@ def migrate(*, dry_run: bool, yes: bool, prune: bool) -> None:
                     principals_setting=setting,
                     consent=yes,
                     prune=prune,
-                    report=click.echo,
+                    report=echo,
                 )
             )
     except store.ConsentRequired as error:
@@ -145,12 +143,12 @@ def migrate(*, dry_run: bool, yes: bool, prune: bool) -> None:
     except store.MigrationError as error:
         raise _Failed(str(error)) from None
     if not lines:
-        click.echo(f"{'-- ' if dry_run else ''}nothing to do: the store matches the reference schema")
+        echo(f"{'-- ' if dry_run else ''}nothing to do: the store matches the reference schema")
 
 
 @commands.command()
 @click.option(
-    "--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of a topic that is created."
+    "--partitions", type=click.IntRange(1), default=12, show_default=True, help="Partitions of a new topic."
 )
 @click.option("--replication-factor", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
@@ -158,11 +156,11 @@ def migrate(*, dry_run: bool, yes: bool, prune: bool) -> None:
     type=click.IntRange(1024),
     default=1024 * 1024,
     show_default=True,
-    help="Largest event that the input topic takes; the dead-letter topic takes 64 KiB more.",
+    help="Maximum event size of the input topic; the dead-letter topic accepts 64 KiB more.",
 )
-@click.option("--check", is_flag=True, help="Change nothing.")
+@click.option("--check", is_flag=True, help="Only check the topics; do not create any.")
 def topics(*, partitions: int, replication_factor: int, max_event_bytes: int, check: bool) -> None:
-    """Create the topics with the right sizes and retention, or check them; idempotent."""
+    """Create the topics with the required limits and retention, or check them. Idempotent."""
     from streams.broker.topics import check_topics, create_topics, topic_specs
 
     settings = load()
@@ -177,9 +175,9 @@ def topics(*, partitions: int, replication_factor: int, max_event_bytes: int, ch
     act = check_topics if check else create_topics
     findings = _run_on_kafka(act(_client_options(settings), specs), settings)
     for finding in findings:
-        click.echo(f"{'ok' if finding.ok else 'FAULT':5}  {finding.topic}  {finding.detail}")
+        echo(f"{'ok' if finding.ok else 'FAULT':5}  {finding.topic}  {finding.detail}")
         if finding.remedy:
-            click.echo(f"       remedy: {finding.remedy}")
+            echo(f"       remedy: {finding.remedy}")
     if not all(finding.ok for finding in findings):
         sys.exit(1)
 
@@ -187,9 +185,9 @@ def topics(*, partitions: int, replication_factor: int, max_event_bytes: int, ch
 @commands.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(*, as_json: bool) -> None:
-    """Say whether a worker would run here: store, role, policies, indexes, topics; each fault with its remedy.
+    """Check whether a worker can run here: store, role, policies, indexes, topics. Prints a remedy for each problem.
 
-    Exit code 1 if a worker would refuse to start or could not serve.
+    Exit code 1 if a worker would refuse to start or could not process events.
     """
     from streams.cli.check import examine, table
 
@@ -197,7 +195,7 @@ def check(*, as_json: bool) -> None:
     _silence_client_logs()
     findings = asyncio.run(examine(settings))
     if as_json:
-        click.echo(json.dumps([finding.__dict__ for finding in findings]))
+        echo(json_text([finding.__dict__ for finding in findings]))
     else:
         table(findings)
     if any(finding.level in {"refused", "unready"} for finding in findings):
@@ -205,9 +203,12 @@ def check(*, as_json: bool) -> None:
 
 
 @commands.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 def stats(*, as_json: bool) -> None:
-    """Say what is in the store: chunks, embeddings, indexes, sizes, completeness, grants; as its owner."""
+    """Print statistics of the store: chunks, embeddings, indexes, sizes, completeness, grants. Runs as its owner.
+
+    Exit code 1 if derived data is wrong.
+    """
     from streams.cli import stats as view
     from streams.store.statistics import StatisticsError
 
@@ -217,7 +218,7 @@ def stats(*, as_json: bool) -> None:
     except StatisticsError as error:
         raise _Failed(str(error)) from None
     if as_json:
-        click.echo(view.as_json(found))
+        echo(view.as_json(found))
     else:
         view.show(found)
     if found.differences:
@@ -230,7 +231,7 @@ def contract() -> None:
 
 
 @contract.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit code 1 where a schema is stale.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if a schema is stale.")
 def derive(*, check: bool) -> None:
     """Derive schemas/avro/*.avsc from contracts/**/*.schema.json."""
     from pathlib import Path
@@ -242,24 +243,24 @@ def derive(*, check: bool) -> None:
     if check:
         names = stale(contracts, avro)
         for name in names:
-            click.echo(f"stale: {name}")
+            echo(f"stale: {name}")
         sys.exit(1 if names else 0)
     for name in write(contracts, Path(str(avro))):
-        click.echo(f"wrote {name}")
+        echo(f"wrote {name}")
 
 
 @contract.command()
 def compatible() -> None:
-    """Check that every schema can read and be read by each one released before; exit code 1 where not."""
+    """Check that each schema and its released versions can read each other's data; exit code 1 if not."""
     from streams import resources
     from streams.cli.contracts import broken
 
     faults = broken(resources.schemas() / "avro")
     for fault in faults:
-        click.echo(fault)
+        echo(fault)
     if faults:
         sys.exit(1)
-    click.echo("every schema is compatible with each released one, in both directions")
+    echo("all schemas are compatible with all released versions, in both directions")
 
 
 @commands.command()
@@ -267,22 +268,22 @@ def compatible() -> None:
 def publish(events: Any) -> None:
     """Publish events from JSONL (a file, or - for standard input) to the input topic, as Avro.
 
-    Each line is a query_embedding; one that breaks the contract is named and stops the command before anything is sent.
+    Each line is a query_embedding. If a line violates the contract, the command names it and publishes nothing.
     """
     from streams.cli.exchange import publish_events, read_events
 
     settings = load()
     queries = read_events(events)
     _run_on_kafka(publish_events(settings, _client_options(settings), queries), settings)
-    click.echo(f"published {len(queries)} events to {settings.anabranch_input_topic}")
+    echo(f"published {len(queries)} events to {settings.anabranch_input_topic}")
 
 
 @commands.command()
-@click.option("--from-beginning", is_flag=True, help="Start with the oldest result, not with the next one.")
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest result instead of the next one.")
 @click.option("--dead-letters", is_flag=True, help="Show dead letters instead of results.")
-@click.option("--limit", type=click.IntRange(1), help="End after so many.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many.")
 def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None:
-    """Print results as they arrive, decoded, one JSON object a line."""
+    """Print results as they arrive, as one JSON object per line."""
     from streams.cli.exchange import tail_topic
 
     settings = load()
@@ -294,7 +295,7 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
                 dead_letters=dead_letters,
                 from_beginning=from_beginning,
                 limit=limit,
-                show=click.echo,
+                show=echo,
             ),
             settings,
         )
@@ -303,46 +304,50 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
 
 
 @commands.command(cls=_CompactHelp)
-@click.option("--apply", "really", is_flag=True, help="Do it. Without this, nothing is written.")
+@click.option(
+    "--apply", "apply", is_flag=True, help="Replay the dead letters. Without this option, nothing is written."
+)
 @click.option(
     "--code",
     "codes",
     multiple=True,
     type=click.Choice(sorted(dead_letter_codes())),
     metavar="CODE",
-    help="Only dead letters of this code; may be given several times. The README has the table.",
+    help="Only dead letters with this code (see the documentation); can be repeated.",
 )
 @click.option(
     "--partition",
     "partitions",
     multiple=True,
     type=click.IntRange(0),
-    help="Only from this partition of the dead-letter topic; may be given several times.",
+    help="Only from this partition of the dead-letter topic; can be repeated.",
 )
 @click.option(
     "--since",
     metavar="WHEN",
-    help="Only those put aside at this time or later: 2026-05-01T12:00:00Z, or 45s, 30m, 2h, 7d ago.",
+    help="Only those dead-lettered at this time or later: 2026-05-01T12:00:00Z, or 45s, 30m, 2h, 7d ago.",
 )
-@click.option("--until", metavar="WHEN", help="Only those put aside before this time; as --since.")
+@click.option(
+    "--until", metavar="WHEN", help="Only those dead-lettered before this time; same format as --since."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0, 10_000, min_open=True),
     default=50.0,
     show_default=True,
-    help="Most events a second.",
+    help="Maximum events per second.",
 )
 @click.option(
     "--max-attempts",
     type=click.IntRange(1, 1000),
     default=3,
     show_default=True,
-    help="Leave an event that has been replayed so many times and came back.",
+    help="Skip events that were replayed this many times and dead-lettered again.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def replay(
     *,
-    really: bool,
+    apply: bool,
     codes: tuple[str, ...],
     partitions: tuple[int, ...],
     since: str | None,
@@ -351,21 +356,21 @@ def replay(
     max_attempts: int,
     as_json: bool,
 ) -> None:
-    """Send dead letters back to the input topic, each once; by default only show which.
+    """Publish dead letters to the input topic again, each once. Without --apply, only show which.
 
-    Key, value and headers are the event's own, with two marks: anabranch.replay.from names the dead letter,
-    anabranch.replay.attempts counts. What was interrupted is taken up where it ended by the same command again.
+    Key, value and headers are the event's own, plus two headers: anabranch.replay.from names the dead letter,
+    anabranch.replay.attempts counts the replays. After an interruption, run the same command again to continue.
 
-    Exit code 1 where a chosen letter had to be left (see the table) or Kafka fails, 2 where an option is unusable.
+    Exit code 1 if a selected dead letter was skipped (see the table) or Kafka fails, 2 if an option is invalid.
     """
     from streams.cli import replay as view
     from streams.replay.dead_letters import ReplayFilter
     from streams.replay.run import BadPartition, ReplayError
 
-    if math.isnan(rate):  # which is in no range and out of none
-        raise _Unusable("replay: --rate: nan is no number")
+    if math.isnan(rate):  # click's range check accepts it
+        raise _Unusable("replay: --rate: nan is not a number")
     try:
-        choice = ReplayFilter(frozenset(codes), frozenset(partitions), *view.period(since, until))
+        replay_filter = ReplayFilter(frozenset(codes), frozenset(partitions), *view.period(since, until))
     except ValueError as error:
         raise _Unusable(f"replay: {error}") from None
     settings = load()
@@ -374,9 +379,9 @@ def replay(
             view.replay(
                 settings,
                 _client_options(settings),
-                choice=choice,
+                replay_filter=replay_filter,
                 max_attempts=max_attempts,
-                rate=rate if really else None,
+                rate=rate if apply else None,
             ),
             settings,
         )
@@ -385,24 +390,24 @@ def replay(
     except ReplayError as error:
         raise _Failed(str(error)) from None
     except KeyboardInterrupt:
-        raise _Failed("interrupted; the same command goes on where this one ended") from None
+        raise _Failed("interrupted; run the same command again to continue") from None
     if as_json:
-        click.echo(view.as_json(outcome))
+        echo(view.as_json(outcome))
     else:
         view.show(outcome)
-    if really and outcome.tally.refused:
+    if apply and outcome.tally.refused:
         sys.exit(1)
 
 
 @commands.command()
 @click.argument("golden", type=click.File("r", encoding="utf-8"), required=False)
-@click.option("--sample", is_flag=True, help="The sample corpus's golden set, instead of a file.")
-@click.option("--direct", is_flag=True, help="Straight to the store, as the worker's role; without Kafka.")
+@click.option("--sample", is_flag=True, help="Use the sample corpus's golden set instead of a file.")
+@click.option("--direct", is_flag=True, help="Query the store directly as the worker's role, without Kafka.")
 @click.option(
     "--principal",
     "principals",
     multiple=True,
-    help="Who asks, where a line does not say; may be given several times.",
+    help="Requesting principal for lines without principals; can be repeated.",
 )
 @click.option(
     "--timeout",
@@ -413,23 +418,29 @@ def replay(
     help="Seconds to wait for one answer.",
 )
 @click.option(
-    "--in-flight", type=click.IntRange(1, 500), default=1, show_default=True, help="Queries asked at a time."
+    "--in-flight",
+    type=click.IntRange(1, 500),
+    default=1,
+    show_default=True,
+    help="Maximum concurrent queries.",
 )
 @click.option(
     "--relevant-grade",
     type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
-    help="Least grade that counts for hit rate, recall and MRR.",
+    help="Minimum grade that counts for hit rate, recall and MRR.",
 )
-@click.option("--min-ndcg", type=click.FloatRange(0, 1), help="Fail below this mean nDCG@10.")
-@click.option("--min-hit-rate", type=click.FloatRange(0, 1), help="Fail below this hit rate@5.")
-@click.option("--worst", type=click.IntRange(0), default=10, show_default=True, help="Worst queries shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, alone on standard output.")
+@click.option("--min-ndcg", type=click.FloatRange(0, 1), help="Fail if the mean nDCG@10 is lower.")
+@click.option("--min-hit-rate", type=click.FloatRange(0, 1), help="Fail if hit rate@5 is lower.")
+@click.option(
+    "--worst", type=click.IntRange(0), default=10, show_default=True, help="Number of worst queries to show."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON report on standard output.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write the report as one self-contained page, too.",
+    help="Also write the report to this file, as a self-contained page.",
 )
 def validate(
     *,
@@ -446,10 +457,10 @@ def validate(
     as_json: bool,
     html: str | None,
 ) -> None:
-    """Ask golden queries (JSONL: an event's fields, and what is expected), and measure the answers.
+    """Run golden queries (JSONL: an event's fields and the expected passages), and measure the results.
 
-    Through the live pipeline, whose subscribers see these results too, or --direct to the store. Exit code 1 where
-    a bound is missed or a query came to no answer, 2 where the golden set or an option is unusable.
+    Queries go through the live pipeline, whose consumers see these results too, or with --direct to the store. Exit
+    code 1 if a bound is missed or a query was not answered, 2 if the golden set or an option is invalid.
     """
     from pathlib import Path
 
@@ -459,7 +470,7 @@ def validate(
     from streams.evaluation.report import Bounds
 
     if (golden is None) == (not sample):
-        raise click.UsageError("give a golden set, or --sample")
+        raise click.UsageError("specify either a golden set or --sample")
     settings = load()
     name = "the sample's golden set" if sample else golden.name
     try:
@@ -468,7 +479,7 @@ def validate(
         raise _Unusable(
             f"{name}: {error}".replace(": line", ":\n  line", 1).replace("\nline", "\n  line")
         ) from None
-    wishes = validation.ValidateOptions(
+    options = validation.ValidateOptions(
         golden=name,
         direct=direct,
         timeout_seconds=timeout_seconds,
@@ -477,7 +488,7 @@ def validate(
         bounds=Bounds(min_ndcg, min_hit_rate),
     )
     try:
-        report = _run_on_kafka(validation.validate(settings, queries, wishes), settings)
+        report = _run_on_kafka(validation.validate(settings, queries, options), settings)
     except EvaluationError as error:
         raise _Failed(str(error)) from None
     if html is not None:
@@ -486,7 +497,7 @@ def validate(
         except OSError as error:
             raise _Failed(f"{html}: {error.strerror}") from None
     if as_json:
-        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
+        echo(validation.as_json(report))
     else:
         validation.show(report, worst=worst)
     if report.failures:
@@ -502,18 +513,21 @@ def _client_options(settings: Settings) -> dict[str, Any]:
 def _silence_client_logs() -> None:
     import logging
 
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what it raises
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # aiokafka also logs the errors that it raises
 
 
 def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     from aiokafka.errors import KafkaError
 
     from streams.broker.diagnosis import diagnose
+    from streams.broker.topics import MissingTopics
     from streams.configured import broker_connection
 
     _silence_client_logs()
     try:
         return asyncio.run(work)
+    except MissingTopics as error:
+        raise _Failed(str(error)) from None
     except KafkaError as error:
         diagnosis = asyncio.run(diagnose(broker_connection(settings)))
         raise _Failed(
@@ -524,7 +538,7 @@ def _run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings) -> T:
 
 
 def _run_on_store(work: Coroutine[Any, Any, T]) -> T:
-    """As the owner."""
+    """Run as the owner."""
     import asyncpg
 
     from streams.store.connect_errors import explain

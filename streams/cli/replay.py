@@ -1,13 +1,11 @@
-"""`anabranch replay`: dead letters on their way back, for people and machines."""
+"""`anabranch replay`: replays dead letters, with output for people or machines."""
 
-import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -16,6 +14,7 @@ from streams.replay.dead_letters import REFUSED, Disposition, ReplayFilter
 from streams.replay.run import Replay
 from streams.replay.tally import Tally
 from streams.settings import Settings
+from streams.terminal import Console, Text, json_text
 
 __all__ = ["Outcome", "as_json", "period", "replay", "show"]
 
@@ -25,11 +24,11 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What to show.
+    """The result of a replay.
 
     Attributes:
-        rate: events a second; None where nothing was written.
-        recognised: of those replayed before, how many an interrupted replay had not written down.
+        rate: events per second; None if nothing was written.
+        recovered: how many of the previously replayed ones an interrupted replay had not recorded.
     """
 
     tally: Tally
@@ -37,21 +36,21 @@ class Outcome:
     dead_letter_topic: str
     max_attempts: int
     rate: float | None
-    recognised: int
+    recovered: int
 
 
 def period(
     since: str | None, until: str | None, *, now: datetime | None = None
 ) -> tuple[datetime | None, datetime | None]:
-    """Read two instants, each a date-time with an offset or so long ago.
+    """Parse two instants, each a date-time with an offset or a duration before now.
 
     Raises:
-        ValueError: one cannot be read, or nothing lies between them; one line that names the option.
+        ValueError: one is invalid, or the interval is empty; one line that names the option.
     """
     now = now or datetime.now(UTC)
     first, last = _instant("--since", since, now), _instant("--until", until, now)
     if first is not None and last is not None and first >= last:
-        raise ValueError("--since is not before --until")
+        raise ValueError("--since must be before --until")
     return first, last
 
 
@@ -65,10 +64,10 @@ def _instant(option: str, text: str | None, now: datetime) -> datetime | None:
         instant = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         instant = None
-    # A time without an offset is another one on each machine.
+    # A time without an offset would mean a different instant on each machine.
     if instant is None or instant.tzinfo is None:
         raise ValueError(
-            f"{option}: {text!r} is neither a date-time with an offset (2026-05-01T12:00:00Z) nor so long ago (2h)"
+            f"{option}: {text!r} is neither a date-time with an offset (2026-05-01T12:00:00Z) nor a duration (2h)"
         )
     return instant
 
@@ -77,25 +76,25 @@ async def replay(
     settings: Settings,
     options: dict[str, Any],
     *,
-    choice: ReplayFilter,
+    replay_filter: ReplayFilter,
     max_attempts: int,
     rate: float | None,
 ) -> Outcome:
-    """Look, or replay at so many events a second.
+    """Preview (without a rate), or replay with this many events per second.
 
     Raises:
-        ReplayError: it cannot be done.
-        KafkaError: the broker cannot be reached or refuses.
+        ReplayError: the replay is not possible.
+        KafkaError: the broker is unreachable or rejects the request.
     """
     work = Replay(
         options,
         input_topic=settings.anabranch_input_topic,
         dead_letter_topic=settings.anabranch_dead_letter_topic,
-        choice=choice,
+        replay_filter=replay_filter,
         max_attempts=max_attempts,
     )
     if rate is None:
-        tally = await work.look()
+        tally = await work.preview()
     else:
         with Progress(
             console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
@@ -111,77 +110,86 @@ async def replay(
         settings.anabranch_dead_letter_topic,
         max_attempts,
         rate,
-        work.recognised,
+        work.recovered,
     )
 
 
 def as_json(outcome: Outcome) -> str:
-    """One object; the fates are those of `streams.replay.dead_letters`."""
+    """The result as one JSON object; the dispositions are those of `streams.replay.dead_letters`."""
     tally = outcome.tally
-    return json.dumps(
+    return json_text(
         {
             "applied": outcome.rate is not None,
             "input_topic": outcome.input_topic,
             "dead_letter_topic": outcome.dead_letter_topic,
             "chosen": tally.total,
-            **{fate.value: tally.count(fate) for fate in Disposition},
-            "recognised": outcome.recognised,
+            **{disposition.value: tally.count(disposition) for disposition in Disposition},
+            "recognised": outcome.recovered,
             "rows": tally.to_json(),
+            "missing": [asdict(missing) for missing in tally.missing],
         }
     )
 
 
 def show(outcome: Outcome, console: Console | None = None) -> None:
-    """Print a table by code and partition, and why something was left."""
-    # A table that goes into a file or a pipe has no lines to break.
-    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    """Print a table by code and partition, and why dead letters were skipped."""
+    # Do not wrap the table if it goes to a file or a pipe.
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
     tally, applied = outcome.tally, outcome.rate is not None
     if not tally.total:
-        console.print(f"no dead letter of {outcome.dead_letter_topic} was chosen", soft_wrap=True)
+        console.print(f"no dead letters in {outcome.dead_letter_topic} match", soft_wrap=True)
         return
     shown = Table(box=None, pad_edge=False)
-    for heading in ("code", "partition", "chosen", "replayed" if applied else "to replay", "before", "left"):
+    headings = ("code", "partition", "selected", "replayed" if applied else "to replay", "already", "skipped")
+    for heading in headings:
         shown.add_column(heading, justify="left" if heading == "code" else "right")
     shown.add_column("oldest")
     shown.add_column("newest")
     for row in tally.rows:
         shown.add_row(
-            row.code or "[dim]not Anabranch’s[/]",
+            Text("not by Anabranch", "dim") if row.code is None else row.code,
             str(row.partition),
-            str(row.fates.total()),
-            str(row.fates[Disposition.REPLAY]),
-            str(row.fates[Disposition.ALREADY]),
-            f"[red]{row.refused}[/]" if row.refused else "0",
+            str(row.dispositions.total()),
+            str(row.dispositions[Disposition.REPLAY]),
+            str(row.dispositions[Disposition.ALREADY_REPLAYED]),
+            Text(str(row.refused), "red" if row.refused else ""),
             f"{row.oldest:%Y-%m-%d %H:%M:%SZ}",
             f"{row.newest:%Y-%m-%d %H:%M:%SZ}",
         )
     console.print(shown)
-    if outcome.recognised:
+    if outcome.recovered:
         console.print(
-            f"{outcome.recognised} of those replayed before were found in {outcome.input_topic},"
-            " where an interrupted replay had put them",
+            f"{outcome.recovered} of the already replayed dead letters were found in {outcome.input_topic}:"
+            " an interrupted replay had published them",
             soft_wrap=True,
         )
-    for fate in Disposition:
-        if fate in REFUSED and tally.count(fate):
-            console.print(_why(outcome, fate), soft_wrap=True)
+    for disposition in Disposition:
+        if disposition in REFUSED and tally.count(disposition):
+            console.print(_skip_reason(outcome, disposition), soft_wrap=True)
     due = tally.count(Disposition.REPLAY)
     if applied:
         console.print(f"replayed {due} to {outcome.input_topic}", soft_wrap=True)
     elif due:
-        console.print(f"nothing was written; --apply sends {due} to {outcome.input_topic}", soft_wrap=True)
+        console.print(
+            f"nothing was written; use --apply to replay {due} to {outcome.input_topic}", soft_wrap=True
+        )
 
 
-def _why(outcome: Outcome, fate: Disposition) -> str:
+def _skip_reason(outcome: Outcome, disposition: Disposition) -> Text:
     reason = {
-        Disposition.EXHAUSTED: f"replayed {outcome.max_attempts} times or more and back again (--max-attempts)",
-        Disposition.ELSEWHERE: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
-        Disposition.FOREIGN: "not written by Anabranch (no header anabranch.error.code)",
-        Disposition.TOO_LARGE: f"too large for {outcome.input_topic} with the marks:"
-        f" raise its max.message.bytes by {DEAD_LETTER_MARGIN_BYTES}, then replay again",
-        Disposition.GONE: "removed by retention meanwhile",
-    }[fate]
-    places = outcome.tally.places(fate)
-    count = outcome.tally.count(fate)
-    named = ", ".join(f"\\[{partition}]@{offset}" for partition, offset in places)
-    return f"[red]left[/] {count} × {reason}: {named}{', …' if count > len(places) else ''}"
+        Disposition.EXHAUSTED: f"replayed {outcome.max_attempts} times or more and dead-lettered again"
+        " (--max-attempts)",
+        Disposition.OTHER_TOPIC: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
+        Disposition.NOT_A_DEAD_LETTER: "not written by Anabranch (no header anabranch.error.code)",
+        Disposition.TOO_LARGE: f"too large for {outcome.input_topic} with the replay headers:"
+        f" increase its max.message.bytes by {DEAD_LETTER_MARGIN_BYTES}, then replay again",
+        Disposition.PLACEHOLDER: "placeholders, which cannot be replayed: they do not contain their events;"
+        " read these offsets from their topic, and publish the events again",
+        Disposition.DELETED: "deleted by retention during the replay",
+    }[disposition]
+    count = outcome.tally.count(disposition)
+    positions = [f"[{partition}]@{offset}" for partition, offset in outcome.tally.positions(disposition)]
+    if disposition is Disposition.PLACEHOLDER:
+        positions = [str(missing) for missing in outcome.tally.missing]
+    more = ", …" if count > len(positions) else ""
+    return Text.assemble(("skipped", "red"), f" {count} × {reason}: {', '.join(positions)}{more}")

@@ -1,16 +1,14 @@
-"""`anabranch stats`: what is in the store, for people and machines."""
+"""`anabranch stats`: statistics of the store, with output for people or machines."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import asyncpg
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from streams.store import statistics
 from streams.store.statistics import Statistics
+from streams.terminal import Console, Text, json_text
 
 __all__ = ["as_json", "read", "show"]
 
@@ -23,11 +21,11 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 
 async def read(dsn: str) -> Statistics:
-    """Counts the store that the owner's connection string leads to.
+    """Collect the statistics of the store in the owner's connection string.
 
     Raises:
-        StatisticsError: it cannot be counted.
-        asyncpg.PostgresError: or whatever else keeps the server from answering.
+        StatisticsError: the statistics cannot be collected.
+        asyncpg.PostgresError: the server reports an error; other exceptions if it cannot be reached.
     """
     connection = await asyncpg.connect(
         dsn, timeout=_CONNECT_SECONDS, server_settings={"application_name": "anabranch stats"}
@@ -39,24 +37,24 @@ async def read(dsn: str) -> Statistics:
 
 
 def as_json(found: Statistics) -> str:
-    """One object; its keys are the field names in `streams.store.statistics`."""
-    return json.dumps(asdict(found), default=str, ensure_ascii=False, indent=2)
+    """The statistics as one JSON object; its keys are the field names in `streams.store.statistics`."""
+    return json_text(asdict(found), indent=2)
 
 
 def show(found: Statistics, console: Console | None = None) -> None:
-    """Print everything as tables."""
-    console = console or Console(highlight=False)
+    """Print the statistics as tables."""
+    console = console or Console()
     server = found.server
     console.print(
         Text.assemble(
             (server.database, "bold"), f"  PostgreSQL {server.postgresql} · pgvector {server.pgvector}"
         )
     )
-    console.print()
-    console.print(_derived(found))
     for section in (_chunks, _access, _completeness, _groups, _tables, _indexes):
         console.print()
         console.print(section(found))
+    console.print()
+    console.print(_derived(found))
 
 
 def _chunks(found: Statistics) -> Table:
@@ -73,20 +71,24 @@ def _chunks(found: Statistics) -> Table:
     )
     missing = chunks.parent_missing
     table.add_row("with a parent", _number(chunks.with_parent))
-    table.add_row("parent missing", _fault(missing), _when(missing, "returned as they are, with a warning"))
+    table.add_row(
+        "parent missing", _fault(missing), _when(missing, "returned without a parent, with a warning")
+    )
     return table
 
 
 def _access(found: Statistics) -> Table:
     access = found.access
-    table = _plain("Who may read")
-    nobody = Text("")
+    table = _plain("Access")
+    no_reader_note = Text("")
     if access.documents_unreadable:
-        nobody = Text.assemble(_percent(access.documents_unreadable_share), " of all documents, with ")
-        nobody.append(_count(access.chunks_unreadable, "chunk"))
-    table.add_row("documents for nobody", _fault(access.documents_unreadable), nobody)
-    table.add_row("documents for everybody", _number(access.documents_public))
-    largest = f"the largest of {_count(access.access_set_max, 'principal')}" if access.access_sets else ""
+        no_reader_note = Text.assemble(
+            _percent(access.documents_unreadable_share), " of all documents, with "
+        )
+        no_reader_note.append(_count(access.chunks_unreadable, "chunk"))
+    table.add_row("unreadable documents", _fault(access.documents_unreadable), no_reader_note)
+    table.add_row("public documents", _number(access.documents_public))
+    largest = f"the largest has {_count(access.access_set_max, 'principal')}" if access.access_sets else ""
     table.add_row("sets of readers", _number(access.access_sets), Text(largest, "dim"))
     table.add_row("grants", _number(access.grants))
     for kind in access.kinds:
@@ -94,10 +96,23 @@ def _access(found: Statistics) -> Table:
         if kind.kind == "public":
             name = "public"
         else:
-            name = "without a prefix" if kind.kind is None else f"{_printable(kind.kind)}:…"
+            name = "without a prefix" if kind.kind is None else f"{kind.kind}:…"
             whom = f"{_count(kind.principals, 'principal')}, {whom}"
         table.add_row(Text(f"  {name}"), _number(kind.grants), Text(whom, "dim"))
     return table
+
+
+def _derived(found: Statistics) -> Text:
+    if found.differences is None:
+        return Text("derived data: not verified; this requires the tables' owner", "yellow")
+    if not found.differences:
+        return Text("derived data: verified", "green")
+    first = found.differences[0]
+    return Text(
+        f"derived data: {first.table} is wrong for {first.id}: revoked grants may stay in force; run"
+        " `anabranch migrate`",
+        "bold red",
+    )
 
 
 def _completeness(found: Statistics) -> Table:
@@ -121,10 +136,10 @@ def _fields_and_keys(found: Statistics) -> Iterator[tuple[str, Text, int, float 
             if field.table == keys.table:
                 yield field.table, Text(field.name), field.present, field.share, field.malformed
         for key in keys.most_common[:_KEYS_SHOWN]:
-            yield keys.table, Text(f"  {_printable(key.key)}", "cyan"), key.rows, key.share, 0
+            yield keys.table, Text(f"  {key.key}", "cyan"), key.rows, key.share, 0
         rest = keys.distinct - min(len(keys.most_common), _KEYS_SHOWN)
         if rest:
-            yield keys.table, Text(f"  and {rest:,} rarer keys", "dim"), 0, None, 0
+            yield keys.table, Text(f"  and {rest:,} less common keys", "dim"), 0, None, 0
 
 
 def _groups(found: Statistics) -> Table:
@@ -154,7 +169,7 @@ def _tables(found: Statistics) -> Table:
 
 def _indexes(found: Statistics) -> Table:
     table = _headed("Indexes", ("", "name", ">size", "on"))
-    # On a narrow terminal the definitions give way, not the names.
+    # On a narrow terminal, wrap the definitions, not the names.
     table.columns[1].no_wrap = True
     for index in found.indexes:
         table.add_row(
@@ -196,24 +211,6 @@ def _count(value: int, noun: str) -> str:
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
-def _derived(found: Statistics) -> Text:
-    if found.differences is None:
-        return Text("derived data: not verified; this requires the tables' owner", "yellow")
-    if not found.differences:
-        return Text("derived data: verified", "green")
-    first = found.differences[0]
-    return Text(
-        f"derived data: {first.table} is wrong for {first.id}: revoked grants may stay in force; run"
-        " `anabranch migrate`",
-        "bold red",
-    )
-
-
-def _printable(written: str) -> str:
-    """What somebody wrote into a row, without what a terminal would obey."""
-    return written if written.isprintable() else json.dumps(written)
-
-
 def _fault(value: int) -> Text:
     """A number that should be zero."""
     return Text(f"{value:,}", "red" if value else "green")
@@ -226,7 +223,7 @@ def _when(value: int, meaning: str) -> Text:
 def _percent(share: float | None) -> str:
     if share is None:
         return "–"
-    # Rounding must neither hide the last row that lacks something, nor the only one that has it.
+    # Rounding must not hide a single row without a value, or a single row with one.
     shown = f"{100 * share:.1f}"
     if shown == "100.0" and share < 1:
         return "> 99.9 %"
@@ -248,10 +245,10 @@ def _share(share: float | None) -> Text:
 def _bytes(value: int) -> Text:
     amount, unit = float(value), "B"
     for larger in _UNITS:
-        if amount < 1000:  # noqa: PLR2004  # what a unit is a thousand of
+        if amount < 1000:  # noqa: PLR2004  # the factor between units
             break
         amount, unit = amount / 1000, larger
-    digits = 0 if unit == "B" or amount >= 100 else 1  # noqa: PLR2004  # three digits say enough
+    digits = 0 if unit == "B" or amount >= 100 else 1  # noqa: PLR2004  # three digits are enough
     return Text(f"{amount:.{digits}f} {unit}", "" if value else "dim")
 
 
@@ -263,7 +260,7 @@ def _mixed(vectors: statistics.Embeddings) -> Text:
 
 def _out_of_line(vectors: statistics.Embeddings) -> Text:
     if vectors.out_of_line is None:
-        return Text("rows written before may lie elsewhere: this server cannot tell", "dim")
+        return Text("older rows may be stored out of line: this server cannot report it", "dim")
     if vectors.out_of_line:
-        return Text(f"{_count(vectors.out_of_line, 'vector')} outside of the rows", "yellow")
-    return Text("every vector lies in its row", "dim")
+        return Text(f"{_count(vectors.out_of_line, 'vector')} stored out of line", "yellow")
+    return Text("all vectors are stored in their rows", "dim")

@@ -1,4 +1,4 @@
-"""Asking the golden questions over Kafka, and collecting what comes back."""
+"""Sends the golden questions over Kafka, and collects the answers."""
 
 import asyncio
 import hashlib
@@ -12,22 +12,23 @@ from uuid import uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
+from streams.broker.clients import running_consumer, running_producer
 from streams.core.messages import SCHEMA_VERSION, QueryEmbedding, RetrievalResult
 from streams.demo.stack import DemoError, Stack
 from streams.sample import Corpus, GoldenQuery
 from streams.wire import Codec
 from streams.wire.deadletter import CODE_HEADER, MESSAGE_HEADER
 
-__all__ = ["Answer", "DeadLetter", "converse"]
+__all__ = ["Answer", "DeadLetter", "run_conversation"]
 
 _ANSWER_SECONDS = 20.0
-# Another model's size: the mistake that the demo makes on purpose.
+# Another model's number of dimensions: the demo's intentional error.
 _WRONG_DIMENSIONS = 384
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result, the question it answers, and the milliseconds from publishing the one to reading the other."""
+    """A result, its question, and the milliseconds from publishing the question to reading the result."""
 
     question: GoldenQuery
     result: RetrievalResult
@@ -42,38 +43,34 @@ class DeadLetter:
     reason: str
 
 
-async def converse(stack: Stack, corpus: Corpus) -> AsyncIterator[Answer | DeadLetter]:
-    """Publish every golden question, one after another, and one bad event; yields what comes back.
+async def run_conversation(stack: Stack, corpus: Corpus) -> AsyncIterator[Answer | DeadLetter]:
+    """Publish the golden questions one after another, and one invalid event; yield the answers.
 
     Raises:
-        DemoError: nothing came back in time, or something that nobody asked for.
+        DemoError: there was no answer in time, or an unexpected one.
     """
     topics = (stack.settings.anabranch_output_topic, stack.settings.anabranch_dead_letter_topic)
-    consumer = AIOKafkaConsumer(**stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=10)
-    producer = AIOKafkaProducer(**stack.client_options, acks="all")
-    # Without a group: nothing is committed, and nobody has to be waited for.
-    consumer.assign(
-        [TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)]
-    )
-    await consumer.start()
-    try:
-        await producer.start()
-        try:
-            asker = _Asker(stack, corpus, producer, consumer)
-            middle = len(corpus.queries) // 2
-            for question in corpus.queries[:middle]:
-                yield await asker.ask(question)
-            yield await asker.ask_with_the_wrong_model(corpus.queries[middle])
-            for question in corpus.queries[middle:]:
-                yield await asker.ask(question)
-        finally:
-            await producer.stop()
-    finally:
-        await consumer.stop()
+    async with (
+        running_consumer(
+            stack.client_options, auto_offset_reset="earliest", fetch_max_wait_ms=10
+        ) as consumer,
+        running_producer(stack.client_options, linger_ms=0) as producer,
+    ):
+        # Without a group nothing is committed, and there is no member to wait for.
+        consumer.assign(
+            [TopicPartition(topic, partition) for topic in topics for partition in range(stack.partitions)]
+        )
+        client = _Client(stack, corpus, producer, consumer)
+        middle = len(corpus.queries) // 2
+        for question in corpus.queries[:middle]:
+            yield await client.ask(question)
+        yield await client.ask_with_wrong_dimensions(corpus.queries[middle])
+        for question in corpus.queries[middle:]:
+            yield await client.ask(question)
 
 
-class _Asker:
-    """One question at a time: publish, and wait for what becomes of it."""
+class _Client:
+    """Sends one question at a time, and waits for its answer."""
 
     def __init__(
         self, stack: Stack, corpus: Corpus, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer
@@ -87,23 +84,23 @@ class _Asker:
     async def ask(self, question: GoldenQuery) -> Answer:
         event = QueryEmbedding.parse(self._event(question))
         value = self._codec.encode_query(event)
-        asked = perf_counter()
+        sent = perf_counter()
         record = await self._exchange(value)
-        latency_ms = (perf_counter() - asked) * 1000
+        latency_ms = (perf_counter() - sent) * 1000
         if record.topic != self._settings.anabranch_output_topic:
             raise DemoError(f"a question became a dead letter: {_dead_letter(record).reason}")
         result = self._codec.decode_result(record.value)
         if result.event_id != event.event_id:
-            raise DemoError("an answer belongs to another question")
+            raise DemoError("the answer belongs to another question")
         return Answer(question, result, latency_ms)
 
-    async def ask_with_the_wrong_model(self, question: GoldenQuery) -> DeadLetter:
-        """As plain JSON, as somebody would by hand."""
+    async def ask_with_wrong_dimensions(self, question: GoldenQuery) -> DeadLetter:
+        """Send plain JSON, as a user would by hand."""
         event = self._event(question)
         event["embedding"] = event["embedding"][:_WRONG_DIMENSIONS]
         record = await self._exchange(json.dumps(event).encode())
         if record.topic != self._settings.anabranch_dead_letter_topic:
-            raise DemoError("the bad event was answered")
+            raise DemoError("the invalid event was answered")
         return _dead_letter(record)
 
     async def _exchange(self, value: bytes) -> ConsumerRecord:
@@ -114,7 +111,7 @@ class _Asker:
             raise DemoError(f"no answer within {_ANSWER_SECONDS:.0f} s") from None
 
     def _event(self, question: GoldenQuery) -> dict[str, Any]:
-        """The question as its contract's JSON; of the text only a hash goes along."""
+        """The question as the contract's JSON; of the text it contains only a hash."""
         return {
             "schema_version": SCHEMA_VERSION,
             "event_id": str(uuid4()),

@@ -1,19 +1,17 @@
-"""One command that shows what Anabranch does, on real parts, and leaves nothing behind."""
+"""Shows what Anabranch does with real components in one command, and cleans up afterwards."""
 
 import asyncio
-import json
 import signal
-import sys
 from time import perf_counter
 
-from rich.console import Console
 from rich.status import Status
 
 from streams import sample
-from streams.demo.conversation import Answer, DeadLetter, converse
+from streams.demo.conversation import Answer, DeadLetter, run_conversation
 from streams.demo.screen import Screen
-from streams.demo.stack import started
+from streams.demo.stack import start_stack
 from streams.demo.summary import summarize
+from streams.terminal import Console, Text, echo, json_text
 
 __all__ = ["run_demo"]
 
@@ -22,40 +20,39 @@ async def run_demo(*, keep: bool, as_json: bool) -> bool:
     """Run the demo.
 
     Args:
-        keep: leave everything running until interrupted, and say where it is.
-        as_json: one machine-readable summary on standard output, everything else on standard error.
+        keep: keep everything running until interrupted, and print the addresses.
+        as_json: print only a JSON summary on standard output, everything else on standard error.
 
     Returns:
         Whether every golden question has its expected passage among the first five.
 
     Raises:
-        DemoError: it cannot go on.
-        asyncio.CancelledError: it was interrupted; whatever was started has been stopped.
+        DemoError: the demo cannot continue.
+        asyncio.CancelledError: the demo was interrupted; everything that was started has been stopped.
     """
     task = asyncio.current_task()
-    if task is not None:  # SIGINT cancels the main task by itself
+    if task is not None:  # asyncio already cancels the main task on SIGINT
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began = perf_counter()
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json)
     progress = _Progress(console)
     corpus = sample.load()
     screen = Screen(console, corpus)
     outcomes: list[Answer | DeadLetter] = []
     try:
-        async with started(corpus, progress.say) as stack:
+        async with start_stack(corpus, progress.report) as stack:
             progress.done()
             if not as_json:
-                screen.introduce(corpus)
-            async for outcome in converse(stack, corpus):
+                screen.show_introduction(corpus)
+            async for outcome in run_conversation(stack, corpus):
                 outcomes.append(outcome)
                 if not as_json:
                     screen.show(outcome)
             summary = summarize(outcomes)
             if as_json:
-                sys.stdout.write(json.dumps(summary) + "\n")
-                sys.stdout.flush()
+                echo(json_text(summary))
             else:
-                screen.conclude(summary, perf_counter() - began)
+                screen.show_summary(summary, perf_counter() - began)
             if keep:
                 screen.addresses(stack)
                 await asyncio.Event().wait()
@@ -65,7 +62,7 @@ async def run_demo(*, keep: bool, as_json: bool) -> bool:
 
 
 class _Progress:
-    """One line for each step, with the seconds it took; a spinner where there is a terminal."""
+    """Prints one line per step with its duration in seconds; shows a spinner on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -73,10 +70,10 @@ class _Progress:
         self._step = ""
         self._since = 0.0
 
-    def say(self, step: str) -> None:
+    def report(self, step: str) -> None:
         self.done()
         self._step, self._since = step, perf_counter()
-        self._status = self._console.status(step + " …")
+        self._status = self._console.status(Text(step + " …"))
         self._status.start()
 
     def done(self) -> None:
@@ -84,4 +81,5 @@ class _Progress:
             return
         self._status.stop()
         self._status = None
-        self._console.print(f"[green]•[/] {self._step} [dim]{perf_counter() - self._since:.1f} s[/]")
+        took = f"{perf_counter() - self._since:.1f} s"
+        self._console.print(Text.assemble(("•", "green"), f" {self._step} ", (took, "dim")))

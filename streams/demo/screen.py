@@ -1,18 +1,17 @@
-"""The demo on a terminal."""
+"""The demo's output on a terminal."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from streams.core.messages import Passage
 from streams.demo.conversation import Answer, DeadLetter
 from streams.demo.stack import Stack
 from streams.demo.summary import ANSWERED_WELL, expected_rank
 from streams.sample import Corpus
+from streams.terminal import Console, Text
 
 __all__ = ["Screen"]
 
@@ -20,19 +19,24 @@ _PASSAGES_SHOWN = 3
 
 
 class Screen:
-    """Draws results as they arrive."""
+    """Shows results as they arrive."""
 
     def __init__(self, console: Console, corpus: Corpus) -> None:
         self._console = console
         self._topics = {topic.id: topic.title for topic in corpus.topics}
         self._sessions = {session.id: session.title for session in corpus.sessions}
 
-    def introduce(self, corpus: Corpus) -> None:
+    def show_introduction(self, corpus: Corpus) -> None:
         searchable = sum(chunk.embedding_row is not None for chunk in corpus.chunks)
         self._console.print(
-            f"[bold]{len(corpus.queries)} questions[/] to {len(corpus.documents)} documents"
-            f" ({searchable} embedded chunks), each asked by somebody who may read only some of them.\n"
-            "Every question goes to Kafka as an Avro event, and every answer comes back the same way.\n"
+            Text.assemble(
+                (f"{len(corpus.queries)} questions", "bold"),
+                f" about {len(corpus.documents)} documents ({searchable} embedded chunks), each from a user who may"
+                " read only some of them.",
+            )
+        )
+        self._console.print(
+            "Each question is sent to Kafka as an Avro event, and each answer comes back the same way.\n"
         )
 
     def show(self, outcome: Answer | DeadLetter) -> None:
@@ -47,9 +51,9 @@ class Screen:
         rank = expected_rank(answer)
         mark = ("✓ ", "bold green") if rank is not None and rank <= ANSWERED_WELL else ("✗ ", "bold red")
         self._console.print(Text.assemble(mark, (question.text, "bold")))
-        where = "everything they may read"
+        where = "all readable documents"
         if question.topic_id is not None:
-            where = f"topic “{self._topics[question.topic_id]}”, then its session"
+            where = f"topic “{self._topics[question.topic_id]}” and its session"
         elif question.session_id is not None:
             where = f"session “{self._sessions[question.session_id]}”"
         passages = f"{result.k_returned} passage{'' if result.k_returned == 1 else 's'}"
@@ -72,7 +76,7 @@ class Screen:
         self._console.print(table)
         self._console.print()
 
-    def conclude(self, summary: Mapping[str, Any], seconds: float) -> None:
+    def show_summary(self, summary: Mapping[str, Any], seconds: float) -> None:
         golden, latency = summary["golden"], summary["latency_ms"]
         table = Table(title="Summary", title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(style="dim")
@@ -81,7 +85,8 @@ class Screen:
         table.add_row("results", f"{summary['results']} with {summary['passages']} passages")
         for code, number in summary["dead_letters"].items():
             table.add_row(
-                "dead letters", f"{number} × [red]{code}[/] (on purpose: its embedding is another model's)"
+                "dead letters",
+                Text.assemble(f"{number} × ", (code, "red"), " (intentional: an embedding of another model)"),
             )
         table.add_row(
             "latency",
@@ -90,10 +95,13 @@ class Screen:
         hits = round(golden["hit_at_5"] * golden["queries"])
         table.add_row(
             "answers",
-            f"expected passage in the first {ANSWERED_WELL}: [green]{hits} of {golden['queries']}[/]"
-            f" · nDCG@10 {golden['ndcg_at_10']:.3f}",
+            Text.assemble(
+                f"expected passage in the top {ANSWERED_WELL}: ",
+                (f"{hits} of {golden['queries']}", "green"),
+                f" · nDCG@10 {golden['ndcg_at_10']:.3f}",
+            ),
         )
-        table.add_row("took", f"{seconds:.1f} s, everything included")
+        table.add_row("total time", f"{seconds:.1f} s")
         self._console.print(table)
 
     def addresses(self, stack: Stack) -> None:
@@ -114,7 +122,7 @@ class Screen:
         table.add_row("health", f"{stack.web}/healthz/ready")
         table.add_row("logs", str(stack.directory))
         self._console.print(table)
-        self._console.print("\nPress Ctrl-C to stop it.")
+        self._console.print("\nPress Ctrl-C to stop.")
 
 
 def _row(passage: Passage, *, answers: bool) -> list[Text]:

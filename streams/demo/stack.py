@@ -1,4 +1,4 @@
-"""Everything the demo runs on, started in the order in which it is needed, stopped by its own process ids."""
+"""The demo's components, started in order of their dependencies, and stopped by process id."""
 
 import asyncio
 import json
@@ -28,31 +28,31 @@ from streams.sample import Corpus
 from streams.settings import Settings
 from streams.store.migrate import migrate
 
-__all__ = ["DemoError", "Stack", "load_corpus", "started"]
+__all__ = ["DemoError", "Stack", "load_corpus", "start_stack"]
 
-# The embedded broker answers a join when the rebalance timeout is over; a real one, when everybody is there.
+# The embedded broker answers a join only after the rebalance timeout; a real one as soon as all members have joined.
 _REBALANCE_TIMEOUT_SECONDS = 2
 _WORKER_START_SECONDS = 40.0
 _PARTITIONS = 3
 _MAX_EVENT_BYTES = 1024 * 1024
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why in one line."""
+    """The demo cannot continue; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where everything is.
+    """The addresses of the components.
 
     Attributes:
-        admin_dsn: as the database's superuser.
-        worker_dsn: as the worker's least-privilege role.
+        admin_dsn: connection string of the database's superuser.
+        worker_dsn: connection string of the worker's least-privilege role.
         web: base URL of the worker's metrics and health pages.
-        partitions: of each topic.
-        directory: logs and data.
+        partitions: number of partitions of each topic.
+        directory: the folder for logs and data.
     """
 
     bootstrap_servers: str
@@ -69,12 +69,12 @@ class Stack:
 
 
 @asynccontextmanager
-async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
-    """Start the broker, the database and a worker, and load the corpus; stop them all at the end.
+async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
+    """Start the broker, the database and a worker, and load the corpus; stop everything at the end.
 
     Args:
-        corpus: what there is to find.
-        say: told what is being done now.
+        corpus: the corpus to load.
+        report: called with a description of each step.
 
     Raises:
         DemoError: the worker does not become ready.
@@ -86,14 +86,14 @@ async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
                 tempfile.TemporaryDirectory(prefix="anabranch-demo-", ignore_cleanup_errors=True)
             )
         )
-        say("starting PostgreSQL 18 with pgvector, and a Kafka-protocol broker")
+        report("starting PostgreSQL 18 with pgvector and a Kafka-protocol broker")
         postgres = EmbeddedPostgres()
         broker = EmbeddedBroker(directory / "broker")
         stack.callback(broker.stop)
         stack.callback(postgres.close)
         await asyncio.gather(asyncio.to_thread(postgres.start), asyncio.to_thread(broker.start))
 
-        say("creating tables, policies and topics")
+        report("creating tables, policies and topics")
         settings = Settings()
         password = secrets.token_urlsafe(16)
         admin_dsn = postgres.dsn()
@@ -101,7 +101,7 @@ async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
         await _create_login(admin_dsn, password)
         await create_topics({"bootstrap_servers": broker.bootstrap_servers}, _topics(settings))
 
-        say("starting the worker, and loading the sample corpus")
+        report("starting the worker and loading the sample corpus")
         web_port = _free_port()
         found = Stack(
             bootstrap_servers=broker.bootstrap_servers,
@@ -116,8 +116,8 @@ async def started(corpus: Corpus, say: Say) -> AsyncIterator[Stack]:
         stack.callback(_stop, worker)
         await load_corpus(admin_dsn, corpus)
 
-        say("waiting for the worker to join its consumer group")
-        await _until_ready(found, worker)
+        report("waiting for the worker to join its consumer group")
+        await _wait_until_ready(found, worker)
         yield found
 
 
@@ -145,7 +145,7 @@ async def _create_login(admin_dsn: str, password: str) -> None:
 
 
 async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
-    """Write the corpus as a back end would: through anabranch_writer."""
+    """Write the corpus as a back end would, as anabranch_writer."""
     connection = await asyncpg.connect(admin_dsn)
     try:
         await register_vector(connection)
@@ -168,7 +168,7 @@ async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
                     for d in corpus.documents
                 ],
             )
-            # Grants before chunks: a chunk is then written once, with its final access set.
+            # Grants before chunks, so that each chunk is written only once, with its final access set.
             await connection.executemany(
                 "INSERT INTO document_grants (document_id, principal) VALUES ($1, $2)",
                 [(grant.document_id, grant.principal) for grant in corpus.grants],
@@ -194,37 +194,40 @@ async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
 
 
 def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
-    """The same command that a deployment runs, with nothing of this process's environment but what it needs."""
+    """Start the same command as a deployment, with only the necessary part of this process's environment."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "DATABASE_CONNECTION_STRING": stack.worker_dsn,
         "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "ANABRANCH_WEB_PORT": str(web_port),
+        "ANABRANCH_WEB_BIND_ADDRESS": "127.0.0.1",
         "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),
         "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
-        # The embedded broker answers a fetch that came before the record only when its wait is over.
+        # The embedded broker always delays an empty fetch response for the full wait, even if a record arrives.
         "ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02",
         "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
         "ANABRANCH_LOG_FORMAT": "console",
     }
     with _log_file(stack).open("wb") as log:
-        return subprocess.Popen(  # our own module
+        return subprocess.Popen(  # a trusted module
             [sys.executable, "-m", "streams", "worker"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=stack.directory,
-            # A Ctrl-C at the terminal is for the demo, which then stops the worker itself.
+            # Ctrl-C on the terminal must reach only the demo, which then stops the worker.
             start_new_session=True,
         )
 
 
-async def _until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
+async def _wait_until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _WORKER_START_SECONDS
     while time.monotonic() < deadline:
         if worker.poll() is not None:
-            raise DemoError(f"the worker ended with {worker.returncode}: {_last_line(_log_file(stack))}")
+            raise DemoError(
+                f"the worker exited with code {worker.returncode}: {_last_line(_log_file(stack))}"
+            )
         if await asyncio.to_thread(_is_ready, stack.web):
             return
         await asyncio.sleep(0.05)
@@ -235,7 +238,7 @@ async def _until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
 
 def _is_ready(web: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{web}/healthz/ready", timeout=2) as answer:  # noqa: S310  # our own http URL
+        with urllib.request.urlopen(f"{web}/healthz/ready", timeout=2) as answer:  # noqa: S310  # a local http URL
             return bool(answer.status == HTTPStatus.OK)
     except (urllib.error.URLError, OSError):
         return False
@@ -257,7 +260,7 @@ def _log_file(stack: Stack) -> Path:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it logged nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 def _free_port() -> int:

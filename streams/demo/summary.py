@@ -1,4 +1,4 @@
-"""What the demo amounts to: counts, latencies, and how good the answers were."""
+"""The demo's summary: counts, latencies, and the quality of the answers."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,27 +13,27 @@ __all__ = ["ANSWERED_WELL", "expected_rank", "summarize"]
 
 # The grade of a passage that answers the question, in the sample corpus's golden set.
 _BEST_GRADE = 3
-# A golden question is answered well when its expected passage is among this many.
+# A golden question is answered well if its expected passage is among the first this many.
 ANSWERED_WELL = HIT_DEPTH
 
 
 def expected_rank(answer: Answer) -> int | None:
-    """The rank of the first passage that answers the question; None where it is not there."""
+    """The rank of the first passage that answers the question; None if there is none."""
     return _judged(answer).first_relevant(_BEST_GRADE)
 
 
 def summarize(outcomes: Iterable[Answer | DeadLetter]) -> dict[str, Any]:
-    """Counts; latency percentiles in milliseconds; hit rate and nDCG of the golden questions (means, 0 to 1)."""
+    """Counts, latency percentiles in milliseconds, and hit rate and nDCG of the golden questions (means, 0 to 1)."""
     outcomes = list(outcomes)
     answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    letters = Counter(outcome.code for outcome in outcomes if isinstance(outcome, DeadLetter))
+    dead_letters = Counter(outcome.code for outcome in outcomes if isinstance(outcome, DeadLetter))
     scores = measure([_judged(answer) for answer in answers], relevant_grade=_BEST_GRADE)
     latency = percentiles([answer.latency_ms for answer in answers])
     return {
         "events": len(outcomes),
         "results": len(answers),
         "passages": sum(answer.result.k_returned for answer in answers),
-        "dead_letters": dict(letters),
+        "dead_letters": dict(dead_letters),
         "latency_ms": {
             "p50": round(latency.p50, 1),
             "p95": round(latency.p95, 1),

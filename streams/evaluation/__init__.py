@@ -1,1 +1,1 @@
-"""Golden queries: asked, judged, measured, and reported on."""
+"""Golden queries: runs them, judges and measures the results, and reports on them."""

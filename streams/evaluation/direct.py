@@ -1,11 +1,11 @@
-"""Straight to the store: the worker's own retrieval in this process, as the worker's role."""
+"""Direct mode: runs the worker's retrieval in this process, as the worker's role."""
 
 from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from streams.core.errors import ModelMismatch, TerminalError, TransientError
+from streams.core.errors import TerminalError, TransientError
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import Profile, resolve_params
 from streams.evaluation.query_runner import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
@@ -19,15 +19,15 @@ _CLOSE_SECONDS = 5.0
 
 
 class DirectStore:
-    """A store, asked as a worker asks it. An async context manager.
+    """Queries a store as a worker does. An async context manager.
 
     Args:
-        store: not opened yet.
+        store: the store, not opened yet.
         principals_setting: the name of the setting that the row-level policies read.
-        profiles: by name.
-        default_profile: of events that name none.
-        embedding_model: the store's; events of another model are refused. None: any.
-        count_tokens: tokens of a text.
+        profiles: the profiles by name.
+        default_profile: the profile of events that do not name one.
+        embedding_model: the store's model; events with another model are rejected. None: accept any.
+        count_tokens: counts the tokens of a text.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DirectStore:
         self._count_tokens = count_tokens
 
     async def __aenter__(self) -> Self:
-        """Raises EvaluationError where a worker would not run: what such a role finds is nobody's answer."""
+        """Raise EvaluationError if a worker would not run, because results with such a role would be wrong."""
         await self._store.open()
         try:
             await self._check_role()
@@ -75,17 +75,15 @@ class DirectStore:
                 raise EvaluationError(f"{finding.detail}; remedy: {finding.remedy}")
 
     async def ask(self, event: QueryEmbedding) -> Outcome:
-        """Retrieve once; a fault of the store is no answer, and not tried again."""
-        asked = perf_counter()
+        """Retrieve once; an error of the store means no answer, and is not retried."""
+        started = perf_counter()
         try:
-            rules = resolve_params(event, self._profiles, self._default_profile)
-            if None not in (self._embedding_model, event.embedding_model) and (
-                event.embedding_model != self._embedding_model
-            ):
-                raise ModelMismatch("the event was embedded by another model than the store's")
-            retrieved = await retrieve(event, rules, self._store, self._count_tokens, started=asked)
+            params = resolve_params(
+                event, self._profiles, self._default_profile, embedding_model=self._embedding_model
+            )
+            retrieved = await retrieve(event, params, self._store, self._count_tokens, started=started)
         except TerminalError as error:
             return DeadLettered(error.code, str(error))
         except TransientError as error:
             return Unanswered(f"{error.code}: {error}")
-        return Answered(retrieved.result, (perf_counter() - asked) * 1000)
+        return Answered(retrieved.result, (perf_counter() - started) * 1000)

@@ -1,6 +1,6 @@
-"""Golden queries: questions whose answers are known, one JSON object a line.
+"""Golden queries: questions with known answers, one JSON object per line.
 
-A line has the fields of a query event, of which only ``embedding`` and ``principals`` must be there, and beside them
+A line has the fields of a query event, of which only ``embedding`` and ``principals`` are required, and additionally
 ``expected`` (what should be found), ``id`` and ``text`` (for people).
 """
 
@@ -18,7 +18,7 @@ __all__ = ["Expectation", "GoldenError", "GoldenQuery", "MalformedLine", "read_g
 
 Kind = Literal["chunk_id", "document_id", "source_url", "source_url_prefix", "source_url_glob"]
 
-# From the particular to the general: where a passage meets two expectations of one grade, it answers the first.
+# From specific to general: if a passage matches two expectations of the same grade, it answers the first one.
 KINDS: Final[Sequence[Kind]] = (
     "chunk_id",
     "document_id",
@@ -32,11 +32,11 @@ _OWN_FIELDS: Final = frozenset({"id", "text", "expected"})
 
 
 class MalformedLine(Exception):
-    """A line that is no golden query; the message is the rule that it breaks."""
+    """A line is not a golden query; the message is the violated rule."""
 
 
 class GoldenError(Exception):
-    """A golden set that cannot be used; the message has one line for each malformed one, with number and rule."""
+    """A golden set is invalid; the message has one line for each malformed line, with its number and the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Expectation:
     """One thing that should be found.
 
     Attributes:
-        kind: which field of a passage is looked at, and how.
-        value: a UUID in lower case, a URL, its beginning, or a glob in which ``*`` stands for any characters.
-        grade: how much it is worth finding; the gain of nDCG.
+        kind: which field of a passage is compared, and how.
+        value: a UUID in lower case, a URL, its beginning, or a glob in which ``*`` matches any characters.
+        grade: how relevant it is; the gain of nDCG.
     """
 
     kind: Kind
@@ -54,9 +54,9 @@ class Expectation:
     grade: int = 1
 
     def is_met_by(self, passage: Passage) -> bool:
-        """Whether the passage is what was expected.
+        """Whether the passage matches the expectation.
 
-        A chunk is also met through `matched_chunk_id`: a parent that was returned in its stead contains it.
+        A chunk also matches through `matched_chunk_id`: a parent that replaces it contains it.
         """
         if self.kind == "chunk_id":
             return self.value in (str(passage.chunk_id), str(passage.matched_chunk_id))
@@ -79,8 +79,8 @@ class GoldenQuery:
     Attributes:
         key: unique in its set; the line's ``id``, else its ``event_id``, else ``line <number>``.
         text: the question in words, for people; None where the line has none.
-        event: what is asked. Its id and times are the file's, or made up: `fresh_event` gives it new ones.
-        expected: at least one.
+        event: the query event. Its id and times are from the file or generated: `fresh_event` replaces them.
+        expected: at least one expectation.
     """
 
     key: str
@@ -89,7 +89,7 @@ class GoldenQuery:
     expected: Sequence[Expectation]
 
     def fresh_event(self) -> QueryEmbedding:
-        """The event as if it were asked now: an id that no other run has, and no expiry."""
+        """The event as if it were sent now: with a new id, and without expiry."""
         return self.event.model_copy(
             update={"event_id": uuid4(), "occurred_at": datetime.now(UTC), "expires_at": None}
         )
@@ -99,42 +99,42 @@ def read_golden(lines: Iterable[str], *, principals: Sequence[str] = ()) -> list
     """Read a golden set; blank lines are skipped.
 
     Args:
-        lines: of JSONL.
-        principals: who asks, where a line does not say.
+        lines: the lines of a JSONL file.
+        principals: the requesting principals for lines without principals.
 
     Raises:
-        GoldenError: every malformed line by number, or that there is no query at all.
+        GoldenError: lines are malformed (the message has their numbers), or there are no queries.
     """
     found: list[GoldenQuery] = []
     faults: list[str] = []
-    taken: dict[str, int] = {}
+    line_by_key: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            query = _query(line, number, principals, taken)
+            query = _query(line, number, principals, line_by_key)
         except MalformedLine as fault:
             faults.append(f"line {number}: {fault}")
             continue
-        taken[query.key] = number
+        line_by_key[query.key] = number
         found.append(query)
     if faults:
         raise GoldenError("\n".join(faults))
     if not found:
-        raise GoldenError("there is no golden query in it")
+        raise GoldenError("it does not contain any golden queries")
     return found
 
 
-def _query(line: str, number: int, principals: Sequence[str], taken: Mapping[str, int]) -> GoldenQuery:
+def _query(line: str, number: int, principals: Sequence[str], line_by_key: Mapping[str, int]) -> GoldenQuery:
     try:
         fields = strict_json.loads(line.encode("utf-8", "surrogatepass"))
     except TerminalError as error:
         raise MalformedLine(f"{error.code}: {error}") from None
-    # The contract ignores what it does not know; a golden set that says "profil" should not measure the default.
+    # The contract ignores unknown fields, but a golden set with the typo "profil" must not measure the default profile.
     unknown = sorted(fields.keys() - QueryEmbedding.model_fields.keys() - _OWN_FIELDS)
     if unknown:
         raise MalformedLine(
-            f"{', '.join(unknown)}: neither a field of a query event nor one of a golden query"
+            f"{', '.join(unknown)}: unknown field (neither of a query event nor of a golden query)"
         )
     expected = _expectations(fields.get("expected"))
     text = _optional_text(fields, "text")
@@ -142,44 +142,44 @@ def _query(line: str, number: int, principals: Sequence[str], taken: Mapping[str
     event = {name: value for name, value in fields.items() if name in QueryEmbedding.model_fields}
     if key is None:
         key = str(event["event_id"]) if event.get("event_id") is not None else f"line {number}"
-    if key in taken:
-        raise MalformedLine(f"id is that of line {taken[key]}")
+    if key in line_by_key:
+        raise MalformedLine(f"duplicate id, also in line {line_by_key[key]}")
     if event.get("principals") is None and principals:
         event["principals"] = list(principals)
-    made_up = {
+    defaults = {
         "schema_version": SCHEMA_VERSION,
         "event_id": str(uuid4()),
         "occurred_at": datetime.now(UTC).isoformat(),
     }
     try:
-        return GoldenQuery(key, text, QueryEmbedding.parse(made_up | event), expected)
+        return GoldenQuery(key, text, QueryEmbedding.parse(defaults | event), expected)
     except TerminalError as error:
         raise MalformedLine(f"{error.code}: {error}") from None
 
 
 def _expectations(value: Any) -> tuple[Expectation, ...]:
     if type(value) is not list or not value:
-        raise MalformedLine("expected is no array with at least one item")
+        raise MalformedLine("expected is not an array with at least one item")
     return tuple(_expectation(item, f"expected[{place}]") for place, item in enumerate(value))
 
 
 def _expectation(item: Any, where: str) -> Expectation:
     if type(item) is not dict:
-        raise MalformedLine(f"{where} is no object")
+        raise MalformedLine(f"{where} is not an object")
     kinds = sorted(item.keys() - {"grade"})
     if len(kinds) != 1 or kinds[0] not in KINDS:
-        raise MalformedLine(f"{where} has not exactly one of {', '.join(KINDS)}")
+        raise MalformedLine(f"{where} does not have exactly one of {', '.join(KINDS)}")
     kind = cast("Kind", kinds[0])
     value, grade = item[kind], item.get("grade", 1)
     if type(grade) is not int or not 1 <= grade <= _MAX_GRADE:
-        raise MalformedLine(f"{where}.grade is no integer from 1 to {_MAX_GRADE}")
+        raise MalformedLine(f"{where}.grade is not an integer from 1 to {_MAX_GRADE}")
     if type(value) is not str or not value:
-        raise MalformedLine(f"{where}.{kind} is no text")
+        raise MalformedLine(f"{where}.{kind} is not a non-empty string")
     if kind in _IDS:
         try:
             value = str(UUID(value))
         except ValueError:
-            raise MalformedLine(f"{where}.{kind} is no UUID") from None
+            raise MalformedLine(f"{where}.{kind} is not a UUID") from None
     return Expectation(kind, value, grade)
 
 
@@ -188,14 +188,14 @@ def _optional_text(fields: dict[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if type(value) is not str or not value:
-        raise MalformedLine(f"{name} is no text")
+        raise MalformedLine(f"{name} is not a non-empty string")
     return value
 
 
 def _glob(pattern: str, text: str) -> bool:
-    """Whether the text is the pattern's: ``*`` stands for any characters, ``/`` among them, and all else for itself.
+    """Whether the text matches the pattern, in which ``*`` matches any characters, including ``/``.
 
-    URLs are full of ``?`` and ``[``, which `fnmatch` would take for its own.
+    `fnmatch` would interpret ``?`` and ``[``, which are common in URLs.
     """
     first, *middle = pattern.split("*")
     if not middle:

@@ -1,4 +1,4 @@
-"""Through the live pipeline: events to the input topic, results and dead letters from theirs."""
+"""Live mode: publishes events to the input topic, and reads the results and dead letters."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,15 +8,17 @@ from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
+from streams.broker.clients import new_consumer, new_producer
+from streams.broker.topics import partitions_of
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
-from streams.evaluation.query_runner import Answered, DeadLettered, EvaluationError, Outcome, Unanswered
+from streams.evaluation.query_runner import Answered, DeadLettered, Outcome, Unanswered
 from streams.wire import Codec
 from streams.wire.deadletter import CODE_HEADER, MESSAGE_HEADER
 
 __all__ = ["LivePipeline"]
 
-# A broker may hold a fetch that has nothing to bring; what it holds would count as the pipeline's latency.
+# A broker may delay an empty fetch response; the delay would count as the pipeline's latency.
 _FETCH_WAIT_MS = 10
 
 
@@ -25,8 +27,8 @@ class LivePipeline:
 
     Args:
         options: keyword arguments of the Kafka clients.
-        codec: encodes events, decodes results.
-        timeout_seconds: how long one answer is waited for.
+        codec: encodes events and decodes results.
+        timeout_seconds: how long to wait for one answer.
     """
 
     def __init__(
@@ -51,21 +53,20 @@ class LivePipeline:
         self._failure: Exception | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises KafkaError where the broker cannot be reached, EvaluationError where a topic is missing."""
-        # Without a group: nothing is committed, and no one's partitions are taken.
-        consumer = AIOKafkaConsumer(
-            *self._topics,
-            **self._options,
-            enable_auto_commit=False,
-            auto_offset_reset="latest",
-            fetch_max_wait_ms=_FETCH_WAIT_MS,
+        """Raise KafkaError if the broker cannot be reached, MissingTopics if a topic does not exist."""
+        await partitions_of(self._options, (self._input_topic, *self._topics))
+        # Without a group: nothing is committed, and no partitions are taken from other consumers.
+        consumer = new_consumer(
+            self._options, *self._topics, auto_offset_reset="latest", fetch_max_wait_ms=_FETCH_WAIT_MS
         )
-        producer = AIOKafkaProducer(**self._options, acks="all")
+        producer = new_producer(self._options, linger_ms=0)
         try:
             await consumer.start()
-            await self._take_place(consumer)
+            await self._seek_to_end(consumer)
             await producer.start()
-            await producer.partitions_for(self._input_topic)  # which the first query would wait for otherwise
+            await producer.partitions_for(
+                self._input_topic
+            )  # so that the first query does not have to wait for it
         except BaseException:
             await producer.stop()
             await consumer.stop()
@@ -85,44 +86,41 @@ class LivePipeline:
         if self._consumer is not None:
             await self._consumer.stop()
 
-    async def _take_place(self, consumer: AIOKafkaConsumer) -> None:
-        """At the end of both topics now, not at the first fetch: an answer must not come before its reader."""
-        missing = sorted({self._input_topic, *self._topics} - await consumer.topics())
-        if missing:
-            raise EvaluationError(f"there is no topic {', '.join(missing)}; `anabranch topics` creates them")
+    async def _seek_to_end(self, consumer: AIOKafkaConsumer) -> None:
+        """Seek to the end of both topics now, not at the first fetch, so that no answer is missed."""
         for partition, end in (await consumer.end_offsets(list(consumer.assignment()))).items():
             consumer.seek(partition, end)
 
     async def ask(self, event: QueryEmbedding) -> Outcome:
-        """Publish one event, and wait for what becomes of it.
+        """Publish one event, and wait for its result or dead letter.
 
         Raises:
-            KafkaError: the broker is gone.
+            KafkaError: the broker is unreachable.
         """
         if self._producer is None:
             raise RuntimeError("the pipeline is not open")
         if self._failure is not None:
             raise self._failure
-        # Result and dead letter bear the event's key: nobody else's records need to be decoded to be passed over.
+        # Result and dead letter have the event's key, so that other records can be skipped without decoding.
         key = str(event.event_id).encode()
         answer = asyncio.get_running_loop().create_future()
         self._waiting[key] = answer
-        asked = perf_counter()
+        started = perf_counter()
         try:
             async with asyncio.timeout(self._timeout):
                 await self._producer.send_and_wait(
                     self._input_topic, value=self._codec.encode_query(event), key=key
                 )
-                record, came = await answer
+                record, received = await answer
         except TimeoutError:
-            return Unanswered(f"nothing came within {self._timeout:g} s")
+            return Unanswered(f"no answer within {self._timeout:g} s")
         finally:
             del self._waiting[key]
         if record.topic != self._topics[0]:
             headers = {name: value.decode(errors="replace") for name, value in record.headers}
             return DeadLettered(headers.get(CODE_HEADER, "unknown"), headers.get(MESSAGE_HEADER, ""))
         try:
-            return Answered(self._codec.decode_result(record.value), (came - asked) * 1000)
+            return Answered(self._codec.decode_result(record.value), (received - started) * 1000)
         except TerminalError as error:
             return Unanswered(f"the result cannot be read: {error.code}: {error}")
 
@@ -130,9 +128,11 @@ class LivePipeline:
         try:
             async for record in consumer:
                 answer = self._waiting.get(record.key)
-                if answer is not None and not answer.done():  # else somebody else's, a repeat, or too late
+                if (
+                    answer is not None and not answer.done()
+                ):  # otherwise it is another client's, a duplicate, or too late
                     answer.set_result((record, perf_counter()))
-        except Exception as error:  # noqa: BLE001  # whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001  # any error is passed on to the waiting tasks
             self._failure = error
             for answer in self._waiting.values():
                 if not answer.done():

@@ -1,4 +1,4 @@
-"""Asking golden queries, and what comes of each: the part that both ways share."""
+"""Runs golden queries and collects the outcomes: the part that both modes share."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,25 +10,25 @@ from streams.evaluation.golden import GoldenQuery
 
 __all__ = [
     "Answered",
-    "QueryClient",
     "DeadLettered",
     "EvaluationError",
     "Outcome",
+    "QueryClient",
     "Unanswered",
     "run_queries",
 ]
 
-# So many without an answer, and none with one: nobody is there.
-_ENOUGH = 3
+# If this many queries, and no others, have failed, there is no worker.
+_MAX_UNANSWERED = 3
 
 
 class EvaluationError(Exception):
-    """The queries cannot be asked here; the message says why in one line."""
+    """The queries cannot be run here; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A result, and the milliseconds from asking to having it."""
+    """A result, and the milliseconds from sending the query to receiving it."""
 
     result: RetrievalResult
     latency_ms: float
@@ -44,7 +44,7 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Nothing came in time, or the store failed."""
+    """There was no answer in time, or the store failed."""
 
     reason: str
 
@@ -53,53 +53,53 @@ Outcome = Answered | DeadLettered | Unanswered
 
 
 class QueryClient(Protocol):
-    """One of the two ways."""
+    """The interface of the two modes."""
 
     async def ask(self, event: QueryEmbedding) -> Outcome: ...
 
 
 async def run_queries(
     queries: Sequence[GoldenQuery],
-    asker: QueryClient,
+    client: QueryClient,
     *,
     in_flight: int,
     progress: Callable[[], object] = lambda: None,
 ) -> list[Outcome]:
-    """Ask every query.
+    """Run all queries.
 
     Args:
-        queries: in the order in which they are asked.
-        asker: how.
-        in_flight: most queries asked at a time; with more than one, latencies contain each other's.
-        progress: called after each.
+        queries: in the order in which to run them.
+        client: the mode.
+        in_flight: maximum number of concurrent queries; with more than one, latencies affect each other.
+        progress: called after each query.
 
     Returns:
-        One outcome for each query, in the same order. Where the first few came to nothing, and no other to anything,
-        the rest is not asked: a pipeline without a worker would cost a timeout for each.
+        One outcome for each query, in the same order. If the first few queries and all others so far are unanswered,
+        the rest is not run: without a worker, each would take a full timeout.
     """
     outcomes: list[Outcome | None] = [None] * len(queries)
     waiting = iter(range(len(queries)))
-    came_back = False
-    in_vain = 0
+    any_answered = False
+    unanswered_count = 0
 
-    async def one_after_another() -> None:
-        nonlocal came_back, in_vain
+    async def run_worker() -> None:
+        nonlocal any_answered, unanswered_count
         for place in waiting:
-            if in_vain >= _ENOUGH and not came_back:
-                outcomes[place] = Unanswered("not asked: nothing before it was answered")
+            if unanswered_count >= _MAX_UNANSWERED and not any_answered:
+                outcomes[place] = Unanswered("not run: none of the queries before it was answered")
             else:
-                outcome = await asker.ask(queries[place].fresh_event())
+                outcome = await client.ask(queries[place].fresh_event())
                 outcomes[place] = outcome
                 if isinstance(outcome, Unanswered):
-                    in_vain += 1
+                    unanswered_count += 1
                 else:
-                    came_back = True
+                    any_answered = True
             progress()
 
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(in_flight, len(queries))):
-                group.create_task(one_after_another())
+                group.create_task(run_worker())
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
     return [outcome for outcome in outcomes if outcome is not None]

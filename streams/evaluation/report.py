@@ -1,4 +1,4 @@
-"""What came of a golden set: one value, for the table, for machines and for the page."""
+"""The report on a golden set, used for the table, the JSON output and the page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from streams.evaluation.query_runner import Answered, DeadLettered, Outcome
 from streams.evaluation.scoring import Percentiles, Scores, judge, measure, percentiles
 from streams.evaluation.vectors import VectorCount
 
-__all__ = ["COMPLETENESS_FIELDS", "Assessment", "Bounds", "Report", "Way", "assess"]
+__all__ = ["COMPLETENESS_FIELDS", "Assessment", "Bounds", "Mode", "Report", "assess"]
 
-Way = Literal["live", "direct"]
+Mode = Literal["live", "direct"]
 
 COMPLETENESS_FIELDS: Final = ("title", "source_url", "page", "section")
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """One query, asked and measured.
+    """One query with its outcome and measures.
 
     Attributes:
-        first_relevant_rank: of the first passage that earned a relevant grade; None where there is none.
+        first_relevant_rank: rank of the first passage with a relevant grade; None if there is none.
         first_relevant_score: its cosine similarity.
     """
 
@@ -37,7 +37,7 @@ class Assessment:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The query's name for people."""
         return self.query.text or self.query.key
 
     @property
@@ -46,7 +46,7 @@ class Assessment:
 
     @property
     def trouble(self) -> str | None:
-        """Why there is no answer; None where there is one."""
+        """Why there is no answer; None if there is one."""
         if isinstance(self.outcome, Answered):
             return None
         if isinstance(self.outcome, DeadLettered):
@@ -92,7 +92,7 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a golden set must reach; None: no bound."""
+    """The minimum measures of a golden set; None: no minimum."""
 
     min_ndcg: float | None = None
     min_hit_rate: float | None = None
@@ -100,19 +100,19 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A golden set, asked and measured; means count a query without an answer as 0.
+    """The results of a golden set; in means, a query without an answer counts as 0.
 
     Attributes:
         at: when it was finished.
-        mean: of all queries.
-        latency: from asking to having the result, of those that were answered; None where none was.
-        query_time: the worker's own part of it.
-        completeness: field to share of the returned passages that have it; None where nothing was returned.
-        vectors: None where they could not be counted.
+        mean: the means over all queries.
+        latency: time from sending a query to receiving its result, of answered queries; None if there are none.
+        query_time: the worker's part of the latency.
+        completeness: field → share of the returned passages that have it; None if nothing was returned.
+        vectors: None if they could not be counted.
     """
 
     at: datetime
-    way: Way
+    mode: Mode
     golden: str
     relevant_grade: int
     bounds: Bounds
@@ -143,30 +143,30 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """What is wanting, a line each; empty where the golden set passed."""
-        wanting = []
+        """The missed bounds, one line each; empty if the golden set passed."""
+        shortfalls = []
         bounds, mean = self.bounds, self.mean
         if bounds.min_ndcg is not None and mean.ndcg < bounds.min_ndcg:
-            wanting.append(f"nDCG@10 is {mean.ndcg:.4f}, below {bounds.min_ndcg:g}")
+            shortfalls.append(f"nDCG@10 is {mean.ndcg:.4f}, below {bounds.min_ndcg:g}")
         if bounds.min_hit_rate is not None and mean.hit < bounds.min_hit_rate:
-            wanting.append(f"hit rate@5 is {mean.hit:.4f}, below {bounds.min_hit_rate:g}")
+            shortfalls.append(f"hit rate@5 is {mean.hit:.4f}, below {bounds.min_hit_rate:g}")
         if self.unanswered:
-            wanting.append(f"{self.unanswered} of {len(self.assessments)} queries came to no answer")
+            shortfalls.append(f"{self.unanswered} of {len(self.assessments)} queries were not answered")
         if self.dead_lettered:
-            wanting.append(f"{self.dead_lettered} of {len(self.assessments)} queries became dead letters")
-        return wanting
+            shortfalls.append(f"{self.dead_lettered} of {len(self.assessments)} queries were dead-lettered")
+        return shortfalls
 
     def worst(self, number: int) -> list[Assessment]:
-        """The worst first, those without an answer before all; none that could not be better."""
+        """The worst queries first, starting with unanswered ones; omits queries with a perfect score."""
         imperfect = [each for each in self.assessments if each.trouble or each.scores.ndcg < 1 - 1e-9]
         imperfect.sort(key=lambda each: (each.trouble is None, each.scores.ndcg, each.scores.reciprocal_rank))
         return imperfect[:number]
 
     def to_json(self) -> dict[str, Any]:
-        """For machines; keys are only ever added."""
+        """The JSON output; new keys may be added, existing ones never change."""
         return {
             "at": self.at.isoformat(timespec="seconds"),
-            "way": self.way,
+            "way": self.mode,
             "golden": self.golden,
             "passed": not self.failures,
             "failures": self.failures,
@@ -200,22 +200,22 @@ def assess(
     queries: Sequence[GoldenQuery],
     outcomes: Sequence[Outcome],
     *,
-    way: Way,
+    mode: Mode,
     golden: str,
     relevant_grade: int,
     bounds: Bounds,
     vectors: VectorCount | None,
 ) -> Report:
-    """Judge and measure what came.
+    """Judge and measure the outcomes.
 
     Args:
         queries: at least one.
-        outcomes: of each query.
-        way: how they were asked.
-        golden: the set's name.
-        relevant_grade: least grade that counts for hit, recall and reciprocal rank.
-        bounds: what must be reached.
-        vectors: that there are to search.
+        outcomes: one for each query.
+        mode: how the queries were run.
+        golden: the golden set's name.
+        relevant_grade: minimum grade that counts for hit, recall and reciprocal rank.
+        bounds: the required minimums.
+        vectors: the number of searchable vectors.
     """
     results = [outcome.result for outcome in outcomes if isinstance(outcome, Answered)]
     judgements = [
@@ -237,7 +237,7 @@ def assess(
     passages = [passage for result in results for passage in result.results]
     return Report(
         at=datetime.now(UTC),
-        way=way,
+        mode=mode,
         golden=golden,
         relevant_grade=relevant_grade,
         bounds=bounds,
@@ -273,5 +273,5 @@ def _durations(of: Percentiles | None) -> dict[str, float] | None:
         "p50": round(of.p50, 2),
         "p95": round(of.p95, 2),
         "p99": round(of.p99, 2),
-        "max": round(of.most, 2),
+        "max": round(of.maximum, 2),
     }

@@ -1,6 +1,6 @@
-"""The sample corpus's golden questions as a golden set in the format of everybody's.
+"""The sample corpus's golden questions in the format of golden sets.
 
-``python -m streams.evaluation.sample > golden.jsonl`` writes them, to see what a golden set looks like.
+``python -m streams.evaluation.sample > golden.jsonl`` writes them, as an example of a golden set.
 """
 
 import json
@@ -13,7 +13,7 @@ __all__ = ["sample_lines"]
 
 
 def sample_lines(corpus: sample.Corpus) -> Iterator[str]:
-    """One line for each question, without what the event leaves open."""
+    """One line for each question, without the fields that are not set."""
     for question in corpus.queries:
         fields = {
             "id": question.key,

@@ -1,10 +1,10 @@
-"""How good answers are: which passages were expected, and what that amounts to.
+"""Measures the quality of answers: which passages were expected, and the resulting scores.
 
-An expectation is one item of relevance, whether it names a chunk, a document or a URL. Each passage answers at most
-one expectation, each expectation is answered at most once: going down the ranks, a passage answers the best
-expectation that it meets and that no passage above it has answered (of equal grades the most particular). A second
-passage of an expected document therefore keeps its place and earns nothing; it does not push the measures above 1,
-and it is not taken out either, because it took the place of something else.
+An expectation is one relevant item, whether it names a chunk, a document or a URL. Each passage answers at most one
+expectation, and each expectation is answered at most once. In order of rank, a passage answers the highest-graded
+expectation that it matches and that no higher-ranked passage has answered (for equal grades, the most specific one).
+So a second passage of an expected document keeps its rank but scores nothing. It cannot raise the measures above 1, and
+it is not removed either, because it took the place of another passage.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ __all__ = ["HIT_DEPTH", "NDCG_DEPTH", "Judgement", "Percentiles", "Scores", "jud
 
 HIT_DEPTH = 5
 NDCG_DEPTH = 10
-# No profile returns more: recall is taken over everything that came back.
+# No profile returns more, so recall covers all returned passages.
 _EVERYTHING = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One query's passages, judged.
+    """The judgement of one query's passages.
 
     Attributes:
-        grades: of everything that was expected.
-        answered: for each passage by rank, which of `grades` it earned (an index); None for none.
+        grades: the grades of all expectations.
+        answered: for each passage by rank, the index of its grade in `grades`; None if it has none.
     """
 
     grades: Sequence[int]
     answered: Sequence[int | None]
 
     def first_relevant(self, relevant_grade: int) -> int | None:
-        """The rank of the first passage that earned such a grade or a better one; None where there is none."""
+        """The rank of the first passage with at least this grade; None if there is none."""
         for rank, index in enumerate(self.answered, start=1):
             if index is not None and self.grades[index] >= relevant_grade:
                 return rank
@@ -48,10 +48,10 @@ class Scores:
     """One query's measures, 0 to 1, as trec_eval computes them.
 
     Attributes:
-        hit: whether something relevant is among the first five.
+        hit: whether a relevant passage is among the first five.
         ndcg: at 10, with the grades as gains.
-        recall: share of the relevant expectations that were answered by any passage that came back.
-        reciprocal_rank: of the first relevant passage; 0 where there is none.
+        recall: share of the relevant expectations that were answered by any returned passage.
+        reciprocal_rank: of the first relevant passage; 0 if there is none.
     """
 
     hit: float
@@ -62,16 +62,16 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of durations, in milliseconds."""
+    """Percentiles of durations, in milliseconds."""
 
     p50: float
     p95: float
     p99: float
-    most: float
+    maximum: float
 
 
 def judge(expected: Sequence[Expectation], passages: Sequence[Passage]) -> Judgement:
-    """Say which passage answers what.
+    """Determine which passage answers which expectation.
 
     Args:
         expected: in any order.
@@ -90,16 +90,16 @@ def judge(expected: Sequence[Expectation], passages: Sequence[Passage]) -> Judge
 
 
 def measure(judgements: Sequence[Judgement], *, relevant_grade: int = 1) -> list[Scores]:
-    """Measure each query; one without passages scores 0 throughout.
+    """Measure each query; a query without passages scores 0 in all measures.
 
     Args:
-        judgements: of each query.
-        relevant_grade: least grade that counts for hit, recall and reciprocal rank; nDCG weighs every grade.
+        judgements: one for each query.
+        relevant_grade: minimum grade that counts for hit, recall and reciprocal rank; nDCG uses all grades.
 
     Raises:
         ImportError: ir-measures is not installed.
     """
-    import ir_measures  # noqa: PLC0415  # SciPy comes with it, and nobody should wait for that before the first answer
+    import ir_measures  # noqa: PLC0415  # imports SciPy, which must not delay the first answer
 
     hit = ir_measures.Success(rel=relevant_grade) @ HIT_DEPTH
     ndcg = ir_measures.nDCG @ NDCG_DEPTH
@@ -111,9 +111,9 @@ def measure(judgements: Sequence[Judgement], *, relevant_grade: int = 1) -> list
         for index, grade in enumerate(judgement.grades)
     ]
     run = [
-        # By rank, not score: a chat's passages stand in the order of selection.
+        # By rank, not score: with the profile chat, passages are in selection order.
         ir_measures.ScoredDoc(
-            str(query), f"beside the point {rank}" if index is None else f"expected {index}", -rank
+            str(query), f"irrelevant {rank}" if index is None else f"expected {index}", -rank
         )
         for query, judgement in enumerate(judgements)
         for rank, index in enumerate(judgement.answered, start=1)
@@ -129,5 +129,5 @@ def measure(judgements: Sequence[Judgement], *, relevant_grade: int = 1) -> list
 
 
 def percentiles(milliseconds: Sequence[float]) -> Percentiles:
-    """Percentiles by linear interpolation, of at least one duration."""
+    """Percentiles of at least one duration, by linear interpolation."""
     return Percentiles(*(float(value) for value in np.percentile(milliseconds, [50, 95, 99, 100])))

@@ -1,4 +1,4 @@
-"""How many vectors there are to search."""
+"""Counts the searchable vectors."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class VectorCount:
     """Chunks with an embedding.
 
     Attributes:
-        scope: ``store``: all there are; ``askers``: those that the golden set's askers may read between them.
+        scope: ``store``: all in the store; ``askers``: those that at least one of the golden set's principals may read.
     """
 
     count: int
@@ -25,22 +25,22 @@ class VectorCount:
 
 
 async def count_vectors(
-    dsn: str, *, principals_setting: str, askers: Sequence[str] | None
+    dsn: str, *, principals_setting: str, principals: Sequence[str] | None
 ) -> VectorCount | None:
-    """Count, or None where that is not possible here: it is a figure to go with the others, not worth a failure.
+    """Count the vectors; None if that is not possible. This figure is optional, so there is no error.
 
     Args:
-        dsn: as the owner, or as the worker.
+        dsn: connection string of the owner or the worker.
         principals_setting: the name of the setting that the row-level policies read.
-        askers: whose rows are counted; None: everybody's, which only the owner sees.
+        principals: count only rows that these may read; None: all rows, which only the owner sees.
     """
     try:
         connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_SECONDS, command_timeout=_TIMEOUT_SECONDS)
         try:
             async with connection.transaction(readonly=True):
-                if askers is not None:
+                if principals is not None:
                     await connection.fetch(
-                        "SELECT set_config($1, $2, true)", principals_setting, json.dumps(list(askers))
+                        "SELECT set_config($1, $2, true)", principals_setting, json.dumps(list(principals))
                     )
                 count = await connection.fetchval(
                     "SELECT count(*) FROM public.document_chunks WHERE embedding IS NOT NULL"
@@ -49,4 +49,4 @@ async def count_vectors(
             await connection.close(timeout=_TIMEOUT_SECONDS)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return None
-    return VectorCount(int(count), "store" if askers is None else "askers")
+    return VectorCount(int(count), "store" if principals is None else "askers")

@@ -1,1 +1,1 @@
-"""Dead letters back to the input topic: each once, whatever interrupts it."""
+"""Replays dead letters to the input topic: each once, even if the replay is interrupted."""

@@ -1,6 +1,5 @@
-"""Dead letters as they are read back: which are chosen, and what becomes of each."""
+"""Dead letters as read from their topic: which are selected, and how each is handled."""
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -10,46 +9,49 @@ from streams.wire.replay_headers import Headers, RecordPosition, replay_attempts
 
 __all__ = [
     "REFUSED",
-    "ReplayFilter",
-    "Event",
-    "Disposition",
     "DeadLetter",
-    "fate",
+    "Disposition",
+    "Event",
+    "ReplayFilter",
+    "disposition",
     "parse_dead_letter",
     "restore_event",
 ]
 
-_LATEST_MS = 253_402_300_799_999  # the end of the year 9999; a timestamp is any 64 bits
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999; a timestamp may be any 64-bit value
 
 
 class Disposition(StrEnum):
-    """What becomes of a chosen dead letter."""
+    """How a selected dead letter is handled. The values are keys of the JSON output."""
 
     REPLAY = "replay"
-    ALREADY = "already"
-    """Replayed before."""
+    ALREADY_REPLAYED = "already"
+    """Already replayed."""
     EXHAUSTED = "exhausted"
-    """Replayed as often as may be, and back again."""
-    ELSEWHERE = "elsewhere"
-    """Its event was read from another topic than the input topic."""
-    FOREIGN = "foreign"
+    """Replayed the maximum number of times, and dead-lettered again."""
+    OTHER_TOPIC = "elsewhere"
+    """Its event was not read from the input topic."""
+    NOT_A_DEAD_LETTER = "foreign"
     """Not written by Anabranch."""
     TOO_LARGE = "too_large"
-    """The input topic does not take it with its marks."""
-    GONE = "gone"
-    """Removed by retention while the replay was under way."""
+    """Too large for the input topic with its replay headers."""
+    PLACEHOLDER = "placeholder"
+    """Contains only the position of its event, not the event."""
+    DELETED = "gone"
+    """Deleted by retention during the replay."""
 
 
 REFUSED = frozenset(
     {
         Disposition.EXHAUSTED,
-        Disposition.ELSEWHERE,
-        Disposition.FOREIGN,
+        Disposition.OTHER_TOPIC,
+        Disposition.NOT_A_DEAD_LETTER,
         Disposition.TOO_LARGE,
-        Disposition.GONE,
+        Disposition.PLACEHOLDER,
+        Disposition.DELETED,
     }
 )
-"""Chosen, and left all the same."""
+"""The dispositions of selected dead letters that cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,11 @@ class DeadLetter:
     """One record of the dead-letter topic, without its content.
 
     Attributes:
-        code: None where it is not Anabranch's.
-        topic: where its event was read; empty where it is not Anabranch's.
-        attempts: how often it has been replayed; None where its mark cannot be read.
+        code: None if Anabranch did not write it.
+        topic: where its event was read; empty if Anabranch did not write it.
+        attempts: how often it has been replayed; None if its replay header is invalid.
         written_at: the record's timestamp.
+        missing: what a placeholder stands for; None if the dead letter contains its event.
     """
 
     partition: int
@@ -69,14 +72,29 @@ class DeadLetter:
     code: str | None = None
     topic: str = ""
     attempts: int | None = 0
+    missing: "Missing | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Events that a dead letter stands for without containing them."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        span = str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
+        return f"{self.topic}[{self.partition}]@{span}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayFilter:
-    """Which dead letters. What is empty or None chooses all.
+    """Selects dead letters. An attribute that is empty or None selects all.
 
     Attributes:
-        partitions: of the dead-letter topic.
+        partitions: partitions of the dead-letter topic.
         since: written at this instant or later.
         until: written before this instant.
     """
@@ -86,13 +104,13 @@ class ReplayFilter:
     since: datetime | None = None
     until: datetime | None = None
 
-    def takes(self, letter: DeadLetter) -> bool:
-        """Whether a dead letter is meant."""
+    def matches(self, dead_letter: DeadLetter) -> bool:
+        """Whether a dead letter is selected."""
         return (
-            (not self.codes or letter.code in self.codes)
-            and (not self.partitions or letter.partition in self.partitions)
-            and (self.since is None or self.since <= letter.written_at)
-            and (self.until is None or letter.written_at < self.until)
+            (not self.codes or dead_letter.code in self.codes)
+            and (not self.partitions or dead_letter.partition in self.partitions)
+            and (self.since is None or self.since <= dead_letter.written_at)
+            and (self.until is None or dead_letter.written_at < self.until)
         )
 
 
@@ -101,7 +119,7 @@ class Event:
     """A record for the input topic.
 
     Attributes:
-        partition: where the event was read the first time.
+        partition: where the event was first read.
     """
 
     partition: int
@@ -113,37 +131,40 @@ class Event:
 def parse_dead_letter(
     *, partition: int, offset: int, timestamp_ms: int, headers: Headers, value: bytes | None
 ) -> DeadLetter:
-    """Say what a record of the dead-letter topic is."""
+    """Classify a record of the dead-letter topic."""
     written_at = datetime.fromtimestamp(min(max(timestamp_ms, 0), _LATEST_MS) / 1000, UTC)
     try:
         origin, own = read_dead_letter(headers)
     except NotADeadLetter:
         return DeadLetter(partition, offset, written_at)
-    if value is None:  # a worker skips tombstones, and puts none aside
+    if value is None:  # a worker skips tombstones and never writes them
         return DeadLetter(partition, offset, written_at)
-    return DeadLetter(partition, offset, written_at, origin.code, origin.topic, replay_attempts(own))
+    missing = origin.placeholder and Missing(origin.topic, origin.partition, *origin.placeholder)
+    return DeadLetter(partition, offset, written_at, origin.code, origin.topic, replay_attempts(own), missing)
 
 
-def fate(
-    letter: DeadLetter, *, input_topic: str, replayed: AbstractSet[int], max_attempts: int
+def disposition(
+    dead_letter: DeadLetter, *, input_topic: str, is_replayed: bool, max_attempts: int
 ) -> Disposition:
-    """What is to become of a chosen dead letter; `replayed` are offsets in its partition."""
-    if letter.code is None:
-        return Disposition.FOREIGN
-    if letter.offset in replayed:
-        return Disposition.ALREADY
-    if letter.topic != input_topic:
-        return Disposition.ELSEWHERE
-    if letter.attempts is None or letter.attempts >= max_attempts:
+    """Decide how to handle a selected dead letter."""
+    if dead_letter.code is None:
+        return Disposition.NOT_A_DEAD_LETTER
+    if dead_letter.missing is not None:
+        return Disposition.PLACEHOLDER
+    if is_replayed:
+        return Disposition.ALREADY_REPLAYED
+    if dead_letter.topic != input_topic:
+        return Disposition.OTHER_TOPIC
+    if dead_letter.attempts is None or dead_letter.attempts >= max_attempts:
         return Disposition.EXHAUSTED
     return Disposition.REPLAY
 
 
 def restore_event(*, source: RecordPosition, key: bytes | None, value: bytes, headers: Headers) -> Event:
-    """The event that a dead letter holds: key, value and headers byte for byte, and the marks.
+    """The event in a dead letter: key, value and headers byte for byte, plus the replay headers.
 
     Raises:
-        Foreign: it is not Anabranch's.
+        NotADeadLetter: Anabranch did not write it.
     """
     origin, own = read_dead_letter(headers)
     attempts = (replay_attempts(own) or 0) + 1

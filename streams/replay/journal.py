@@ -1,19 +1,21 @@
-"""What has been replayed, written down on the dead-letter topic itself, beside the letters.
+"""The journal of what has been replayed, stored on the dead-letter topic itself, next to the dead letters.
 
-A committed offset could not tell it: a replay that picks some letters passes others over, and those must stay
-eligible; and a group that nobody is in forgets its offsets after a week, when letters are kept for four. An entry
-stands in the partition of its letters and behind them, so retention takes it no earlier than them.
+Committed offsets would not suffice: a replay of selected dead letters skips others, which must stay eligible. And an
+empty group's offsets are deleted after a week, but dead letters are kept for four. An entry is in the partition of its
+dead letters and after them, so retention does not delete it before them.
 
-Entries are written before a partition's first letter is published, after each batch that the input topic's broker has
-acknowledged, and after the last. All but the last say from where on, in the input topic, whatever else this run
-publishes will be found. A run that was killed leaves such an entry open, and the next one looks there for the marks
-of letters that were published and not yet written down.
+Entries are written before a partition's first dead letter is published, after each batch that the input topic's broker
+has acknowledged, and after the last one. All but the last record the offsets in the input topic from which on this run
+publishes. A killed run leaves such an entry open, and the next run searches from these offsets for the replay headers
+of dead letters that were published but not recorded.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
+from streams.replay.offsets import Offsets
 from streams.wire.deadletter import CODE_HEADER
 from streams.wire.replay_headers import Headers
 
@@ -21,14 +23,15 @@ __all__ = ["JOURNAL_HEADER", "BadEntry", "Entry", "Journal", "is_entry"]
 
 JOURNAL_HEADER = "anabranch.replay.journal"
 _VERSION = b"1"
+_MAX_OFFSET = 2**63 - 1
 
 
 class BadEntry(ValueError):
-    """An entry that this release cannot read. What has been replayed cannot be known without it."""
+    """This release cannot read an entry, so it is unknown what has been replayed."""
 
 
 def is_entry(headers: Headers) -> bool:
-    """Tell entries from letters. A letter's event may have come with any header, an entry's among them."""
+    """Whether a record is an entry. A dead letter's event may have any headers, including those of an entry."""
     names = {name for name, _ in headers}
     return JOURNAL_HEADER in names and CODE_HEADER not in names
 
@@ -38,15 +41,15 @@ class Entry:
     """One record of the journal.
 
     Attributes:
-        run: which replay wrote it.
-        replayed: offsets, in the entry's own partition, of letters that the input topic has.
-        beyond: input partition to offset; whatever else the run publishes stands there or later. None: nothing else.
-        settled: earlier runs whose open ends this one has looked into.
+        run: id of the replay that wrote it.
+        replayed: offsets, in the entry's own partition, of dead letters that were published to the input topic.
+        scan_from: input partition → offset from which on the run publishes more. None: it publishes nothing more.
+        settled: earlier interrupted runs that this run has settled.
     """
 
     run: str
-    replayed: frozenset[int]
-    beyond: Mapping[int, int] | None
+    replayed: Offsets
+    scan_from: Mapping[int, int] | None
     settled: frozenset[str] = frozenset()
 
     @property
@@ -57,19 +60,24 @@ class Entry:
         return json.dumps(
             {
                 "run": self.run,
-                "replayed": _ranges(self.replayed),
-                "beyond": self.beyond,
+                "replayed": self.replayed.ranges,
+                "beyond": self.scan_from,
                 "settled": sorted(self.settled),
             },
             separators=(",", ":"),
         ).encode()
 
     @classmethod
-    def read(cls, headers: Headers, value: bytes | None) -> "Entry | None":
-        """Read a record of the dead-letter topic; None where it is no entry.
+    def read(cls, headers: Headers, value: bytes | None, *, offset: int) -> "Entry | None":
+        """Parse a record of the dead-letter topic; None if it is not an entry.
+
+        Args:
+            headers: the record's headers.
+            value: the record's value.
+            offset: the record's offset.
 
         Raises:
-            BadEntry: it is one, and cannot be read.
+            BadEntry: it is an entry, but cannot be parsed.
         """
         if not is_entry(headers):
             return None
@@ -77,59 +85,64 @@ class Entry:
         if versions != [_VERSION] or value is None:
             raise BadEntry("written by another release")
         try:
-            told = json.loads(value)
-            beyond = told["beyond"]
+            parsed = json.loads(value)
+            scan_from = parsed["beyond"]
             return cls(
-                run=str(told["run"]),
-                replayed=frozenset(
-                    offset for first, last in told["replayed"] for offset in range(first, last + 1)
-                ),
-                beyond=None
-                if beyond is None
-                else {int(partition): int(offset) for partition, offset in beyond.items()},
-                settled=frozenset(map(str, told["settled"])),
+                run=str(parsed["run"]),
+                replayed=Offsets(_range(first, last, before=offset) for first, last in parsed["replayed"]),
+                scan_from=None
+                if scan_from is None
+                else {int(partition): _offset(at) for partition, at in scan_from.items()},
+                settled=frozenset(map(str, parsed["settled"])),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise BadEntry("malformed") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise BadEntry("malformed, or with an impossible offset") from None
 
 
 @dataclass(slots=True)
 class Journal:
-    """The entries of one partition, taken together.
+    """The combined entries of one partition."""
 
-    Attributes:
-        replayed: offsets of letters that have been replayed for certain.
-    """
-
-    replayed: set[int] = field(default_factory=set)
+    _replayed: list[Offsets] = field(default_factory=list)
     _open: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """Take in the next entry, in the order of the log."""
-        self.replayed |= entry.replayed
+        """Add the next entry, in log order."""
+        self._replayed.append(entry.replayed)
         for run in entry.settled:
             self._open.pop(run, None)
-        if entry.beyond is None:
+        if entry.scan_from is None:
             self._open.pop(entry.run, None)
         else:
-            self._open[entry.run] = entry.beyond
+            self._open[entry.run] = entry.scan_from
+
+    @property
+    def replayed(self) -> Offsets:
+        """Offsets of dead letters that are known to have been replayed."""
+        if len(self._replayed) != 1:
+            self._replayed = [Offsets(chain.from_iterable(offsets.ranges for offsets in self._replayed))]
+        return self._replayed[0]
 
     @property
     def unsettled(self) -> frozenset[str]:
-        """Runs that began here and did not come to their end."""
+        """Runs that started in this partition and did not finish."""
         return frozenset(self._open)
 
-    def beyond(self, partition: int) -> int:
-        """From which offset of an input partition on unsettled runs may have published letters."""
-        # A partition that an entry does not know was added later: it is looked at from its beginning.
+    def scan_from(self, partition: int) -> int:
+        """The offset of an input partition from which on unsettled runs may have published dead letters."""
+        # A partition that is not in an entry was added later: scan it from its beginning.
         return min((known.get(partition, 0) for known in self._open.values()), default=0)
 
 
-def _ranges(offsets: Iterable[int]) -> Sequence[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
-    for offset in sorted(offsets):
-        if ranges and ranges[-1][1] == offset - 1:
-            ranges[-1] = (ranges[-1][0], offset)
-        else:
-            ranges.append((offset, offset))
-    return ranges
+def _range(first: object, last: object, *, before: int) -> tuple[int, int]:
+    """An entry comes after the dead letters that it names; otherwise Anabranch did not write it."""
+    first, last = _offset(first), _offset(last)
+    if not first <= last < before:
+        raise ValueError
+    return first, last
+
+
+def _offset(parsed: object) -> int:
+    if not isinstance(parsed, int) or not 0 <= parsed <= _MAX_OFFSET:
+        raise ValueError
+    return parsed

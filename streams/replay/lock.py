@@ -1,22 +1,23 @@
-"""One replay of a dead-letter topic at a time, by membership in a consumer group.
+"""A lock that allows one replay of a dead-letter topic at a time, based on a consumer group.
 
-The group has no offsets and no partitions to share out: it elects. Whoever holds the lock says so whenever the group
-forms anew, and keeps it; the broker notices when a holder dies, and lets the next one in after a few seconds. A holder
-that was stopped for longer than that is told when it comes back; at worst one batch was replayed twice, with the same
-result ids.
+The group has no offsets and assigns no partitions: it elects the lock's holder. The holder announces itself at each
+rebalance and keeps the lock. If it dies, the broker notices and admits the next one after a few seconds. A holder that
+was suspended for longer than that finds out when it resumes; in the worst case one batch is replayed twice, with the
+same result ids.
 """
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-__all__ = ["LockHeld", "Lock", "lock_group"]
+from streams.broker.clients import new_consumer
+
+__all__ = ["Lock", "LockHeld", "lock_group"]
 
 _SESSION_MS = 10_000
-# A holder that lives hears of a newcomer with its next heartbeat, well before the group stops waiting for it.
+# A live holder learns of a newcomer with its next heartbeat, well before the group stops waiting for it.
 _REBALANCE_MS = 5_000
 _HEARTBEAT_MS = 1_000
 _NEVER_MS = 2**31 - 1
@@ -25,16 +26,16 @@ _HOLDS, _DOES_NOT = b"1", b"0"
 
 
 class LockHeld(Exception):
-    """Somebody else holds the lock."""
+    """Another replay holds the lock."""
 
 
 def lock_group(dead_letter_topic: str) -> str:
-    """The consumer group that stands for the lock; the topic's name, since the topic is what is locked."""
+    """The name of the lock's consumer group; it contains the topic's name, because the lock is per topic."""
     return f"{dead_letter_topic}.replay"
 
 
 class _Election:
-    """An assignor in aiokafka's sense, which assigns one bit."""
+    """A partition assignor for aiokafka that only assigns the lock."""
 
     name = "anabranch-replay"
 
@@ -59,7 +60,7 @@ class _Election:
 
 
 class Lock:
-    """An async context manager that is entered while nobody else is in.
+    """An async context manager that holds the lock.
 
     Args:
         options: keyword arguments of a Kafka client.
@@ -68,20 +69,19 @@ class Lock:
 
     def __init__(self, options: Mapping[str, Any], topic: str) -> None:
         self._election = _Election()
-        self._consumer = AIOKafkaConsumer(
+        self._consumer = new_consumer(
+            options,
             topic,
-            **options,
             group_id=lock_group(topic),
-            enable_auto_commit=False,
             session_timeout_ms=_SESSION_MS,
             rebalance_timeout_ms=_REBALANCE_MS,
             heartbeat_interval_ms=_HEARTBEAT_MS,
-            max_poll_interval_ms=_NEVER_MS,  # it polls nothing
+            max_poll_interval_ms=_NEVER_MS,  # it never polls
             partition_assignment_strategy=(self._election,),
         )
 
     async def __aenter__(self) -> Self:
-        """Raises Busy where somebody else holds it, KafkaError where the group cannot be joined."""
+        """Raise Busy if another replay holds the lock, KafkaError if the group cannot be joined."""
         try:
             await self._consumer.start()
             self.verify()
@@ -96,6 +96,6 @@ class Lock:
         await self._consumer.stop()
 
     def verify(self) -> None:
-        """Raises Busy where it is somebody else's by now."""
+        """Raise Busy if another replay now holds the lock."""
         if not self._election.holds:
             raise LockHeld

@@ -1,4 +1,4 @@
-"""So many a second, and no faster after a delay."""
+"""Limits the rate of events, without bursts after a delay."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ class RateLimiter:
     """Spaces events evenly.
 
     Args:
-        rate: events a second.
-        clock: seconds, monotonic.
+        rate: events per second.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
@@ -18,9 +18,9 @@ class RateLimiter:
         self._clock = clock
         self._due = clock()
 
-    def pause(self) -> float:
-        """Seconds to wait before the next event; each call is for another one."""
+    def delay(self) -> float:
+        """Seconds to wait before the next event; each call reserves one event."""
         now = self._clock()
-        pause = max(0.0, self._due - now)
-        self._due = now + pause + self._interval
-        return pause
+        delay = max(0.0, self._due - now)
+        self._due = now + delay + self._interval
+        return delay

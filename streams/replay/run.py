@@ -1,12 +1,12 @@
-"""A replay on Kafka: look at the dead letters, then publish the chosen ones and write down which.
+"""A replay on Kafka: reads the dead letters, publishes the selected ones, and records which.
 
-What is in the log when it begins is all it looks at, so letters that come back meanwhile do not keep it going.
+It only considers what is in the log when it starts, so dead letters that come back meanwhile do not keep it running.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -14,46 +14,44 @@ from uuid import uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
+from streams.broker.clients import running_consumer, running_producer
 from streams.broker.range_reader import read_range
-from streams.broker.records import patch_fetcher
+from streams.broker.records import Unreadable
 from streams.broker.topics import partitions_of
 from streams.replay.dead_letters import (
     DeadLetter,
     Disposition,
     ReplayFilter,
-    fate,
+    disposition,
     parse_dead_letter,
     restore_event,
 )
 from streams.replay.journal import BadEntry, Entry, Journal
 from streams.replay.lock import Lock, LockHeld, lock_group
+from streams.replay.offsets import Offsets
 from streams.replay.rate_limiter import RateLimiter
 from streams.replay.tally import Tally
 from streams.wire.replay_headers import RecordPosition, replay_source
 
 __all__ = ["BadPartition", "Replay", "ReplayError"]
 
-# What may have been published and not yet written down, if the replay dies: so much is looked for, or repeated.
-_BATCH_LETTERS = 100
+# Maximum number of events that are published but not recorded if the replay dies; the next one searches for them.
+_BATCH_RECORDS = 100
 _BATCH_BYTES = 8 * 1024 * 1024
 _BATCH_SECONDS = 1.0
 
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-# The broker decides what is too large; this only has to be above anything that a topic may take.
-_MAX_REQUEST_BYTES = 64 * 1024 * 1024
-# A topic bounds batches, not records: above this bound, letters that fit alone would be refused together.
-_MAX_BATCH_BYTES = 16 * 1024
 
-# Where nothing is left to read, a broker would hold the fetch for longer.
+# If there is nothing left to read, a broker would otherwise delay the fetch response for longer.
 _FETCH_WAIT_MS = 100
 
 
 class ReplayError(Exception):
-    """It cannot be done; one line."""
+    """The replay is not possible; the message is one line."""
 
 
 class BadPartition(ReplayError):
-    """A chosen partition does not exist."""
+    """A selected partition does not exist."""
 
 
 @dataclass(slots=True)
@@ -61,17 +59,19 @@ class _PartitionScan:
     """One partition of the dead-letter topic.
 
     Attributes:
-        recognised: letters that an unsettled run had published and not written down.
-        settled: the unsettled runs that were looked into for that.
-        beyond: ends of the input partitions when they were.
+        recovered: dead letters that an unsettled run had published but not recorded.
+        settled: the unsettled runs that were checked for that.
+        scan_from: ends of the input partitions at the time of the check.
+        end: offset after the last record at that time.
     """
 
     partition: int
     journal: Journal = field(default_factory=Journal)
-    letters: list[DeadLetter] = field(default_factory=list)
-    recognised: set[int] = field(default_factory=set)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    recovered: set[int] = field(default_factory=set)
     settled: frozenset[str] = frozenset()
-    beyond: Mapping[int, int] = field(default_factory=dict)
+    scan_from: Mapping[int, int] = field(default_factory=dict)
+    end: int = 0
 
 
 class Replay:
@@ -79,7 +79,7 @@ class Replay:
 
     Args:
         options: keyword arguments of the Kafka clients.
-        max_attempts: letters whose event was replayed as often are left.
+        max_attempts: skip dead letters whose event was replayed this often.
     """
 
     def __init__(
@@ -88,221 +88,217 @@ class Replay:
         *,
         input_topic: str,
         dead_letter_topic: str,
-        choice: ReplayFilter,
+        replay_filter: ReplayFilter,
         max_attempts: int,
     ) -> None:
         self._options = options
         self._input_topic = input_topic
         self._dead_letter_topic = dead_letter_topic
-        self._choice = choice
+        self._filter = replay_filter
         self._max_attempts = max_attempts
-        self.recognised = 0
-        """Letters of which only their marks in the input topic told that they had been replayed."""
+        self.recovered = 0
+        """Number of dead letters known to be replayed only from replay headers in the input topic."""
 
-    async def look(self) -> Tally:
-        """What would become of the chosen letters. Nothing is written.
+    async def preview(self) -> Tally:
+        """Show how the selected dead letters would be handled. Writes nothing.
 
         Raises:
-            ReplayError: a topic or partition is missing, or the journal cannot be read.
-            KafkaError: the broker cannot be reached or refuses.
+            MissingTopics: a topic does not exist.
+            ReplayError: a partition is missing, or records that are needed to decide what to replay cannot be read.
+            KafkaError: the broker is unreachable or rejects the request.
         """
-        letters, inputs = await self._partitions()
+        dead_letters, inputs = await self._partitions()
         async with self._reader() as consumer:
-            return self._tally(await self._survey(consumer, letters, inputs))
+            return self._tally(await self._scan_partitions(consumer, dead_letters, inputs))
 
     async def apply(self, *, rate: float, on_progress: Callable[[int, int], object]) -> Tally:
-        """Replay the chosen letters, and say what became of them.
+        """Replay the selected dead letters, and return how each was handled.
 
         Args:
-            rate: most events a second.
-            on_progress: told how many have been replayed and written down, of how many.
+            rate: maximum events per second.
+            on_progress: called with the number of events replayed and recorded, and the total.
 
         Raises:
-            ReplayError: as `look`; or another replay is under way.
-            KafkaError: as `look`; what has been replayed so far is known to the next replay.
+            ReplayError: see `preview`; or another replay is running.
+            KafkaError: see `preview`; the next replay knows what has been replayed so far.
         """
-        letters, inputs = await self._partitions()
+        dead_letters, inputs = await self._partitions()
         async with self._reader() as consumer:
             try:
                 async with Lock(self._options, self._dead_letter_topic) as lock, self._producer() as producer:
-                    shares = await self._survey(consumer, letters, inputs)
-                    tally = self._tally(shares)
-                    posting = _BatchPublisher(
+                    scans = await self._scan_partitions(consumer, dead_letters, inputs)
+                    tally = self._tally(scans)
+                    publisher = _BatchPublisher(
                         producer,
                         lock,
                         input_topic=self._input_topic,
                         dead_letter_topic=self._dead_letter_topic,
-                        pace=RateLimiter(rate, time.monotonic),
+                        rate_limiter=RateLimiter(rate, time.monotonic),
                         on_progress=lambda done: on_progress(done, tally.count(Disposition.REPLAY)),
                     )
-                    for share in shares:
-                        await self._post(consumer, share, posting, inputs)
-                    return self._tally(shares, posting.failed)
+                    for scan in scans:
+                        await self._replay_partition(consumer, scan, publisher, inputs)
+                    return self._tally(scans, publisher.failed)
             except LockHeld:
                 raise ReplayError(
-                    f"another replay of {self._dead_letter_topic} is under way"
+                    f"another replay of {self._dead_letter_topic} is running"
                     f" (the other member of the consumer group {lock_group(self._dead_letter_topic)})"
                 ) from None
 
-    # Looking
+    # Reading
 
-    async def _survey(
-        self, consumer: AIOKafkaConsumer, letters: Iterable[TopicPartition], inputs: list[TopicPartition]
+    async def _scan_partitions(
+        self, consumer: AIOKafkaConsumer, dead_letters: Iterable[TopicPartition], inputs: list[TopicPartition]
     ) -> list[_PartitionScan]:
-        shares = []
-        for partition in letters:
-            if self._choice.partitions and partition.partition not in self._choice.partitions:
+        scans = []
+        for partition in dead_letters:
+            if self._filter.partitions and partition.partition not in self._filter.partitions:
                 continue
-            share = _PartitionScan(partition.partition)
+            scan = _PartitionScan(partition.partition)
             async for record in read_range(consumer, partition, 0):
-                self._take_in(share, record)
-            if share.journal.unsettled and any(self._is_due(share, letter) for letter in share.letters):
-                await self._recognise(consumer, share, inputs)
-            shares.append(share)
-        self.recognised = sum(
-            letter.offset in share.recognised - share.journal.replayed
-            for share in shares
-            for letter in share.letters
+                self._add_record(scan, record)
+            if scan.journal.unsettled and any(
+                self._is_due(scan, dead_letter) for dead_letter in scan.dead_letters
+            ):
+                await self._find_published(consumer, scan, inputs)
+            scans.append(scan)
+        self.recovered = sum(
+            dead_letter.offset in scan.recovered and dead_letter.offset not in scan.journal.replayed
+            for scan in scans
+            for dead_letter in scan.dead_letters
         )
-        return shares
+        return scans
 
-    def _take_in(self, share: _PartitionScan, record: ConsumerRecord) -> None:
+    def _add_record(self, scan: _PartitionScan, record: ConsumerRecord) -> None:
+        scan.end = record.offset + 1
+        _refuse_unreadable(record, "it may contain a record of what has been replayed")
         try:
-            entry = Entry.read(record.headers, record.value)
+            entry = Entry.read(record.headers, record.value, offset=record.offset)
         except BadEntry as error:
-            place = RecordPosition(record.topic, record.partition, record.offset)
-            raise ReplayError(f"{place} says what has been replayed, but cannot be read: {error}") from None
+            position = RecordPosition(record.topic, record.partition, record.offset)
+            raise ReplayError(f"the replay journal entry at {position} cannot be read: {error}") from None
         if entry is not None:
-            share.journal.add(entry)
+            scan.journal.add(entry)
             return
-        letter = parse_dead_letter(
+        dead_letter = parse_dead_letter(
             partition=record.partition,
             offset=record.offset,
             timestamp_ms=record.timestamp,
             headers=record.headers,
             value=record.value,
         )
-        if self._choice.takes(letter):
-            share.letters.append(letter)
+        if self._filter.matches(dead_letter):
+            scan.dead_letters.append(dead_letter)
 
-    async def _recognise(
-        self, consumer: AIOKafkaConsumer, share: _PartitionScan, inputs: list[TopicPartition]
+    async def _find_published(
+        self, consumer: AIOKafkaConsumer, scan: _PartitionScan, inputs: list[TopicPartition]
     ) -> None:
-        """Look for the marks of letters that runs which did not come to their end have published."""
+        """Search for the replay headers of dead letters that unfinished runs have published."""
         ends = await consumer.end_offsets(inputs)
         for partition in inputs:
-            async for record in read_range(consumer, partition, share.journal.beyond(partition.partition)):
+            async for record in read_range(consumer, partition, scan.journal.scan_from(partition.partition)):
+                _refuse_unreadable(record, "it may contain events that an interrupted replay published")
                 source = replay_source(record.headers)
-                if source is not None and source[:2] == (self._dead_letter_topic, share.partition):
-                    share.recognised.add(source.offset)
-        share.settled = share.journal.unsettled
-        share.beyond = {partition.partition: end for partition, end in ends.items()}
+                here = source is not None and source[:2] == (self._dead_letter_topic, scan.partition)
+                # Anyone who can write to the input topic can write any replay header; ignore those of dead letters that
+                # do not exist.
+                if source is not None and here and source.offset < scan.end:
+                    scan.recovered.add(source.offset)
+        scan.settled = scan.journal.unsettled
+        scan.scan_from = {partition.partition: end for partition, end in ends.items()}
 
-    def _fate(self, share: _PartitionScan, letter: DeadLetter) -> Disposition:
-        return fate(
-            letter,
+    def _disposition(self, scan: _PartitionScan, dead_letter: DeadLetter) -> Disposition:
+        return disposition(
+            dead_letter,
             input_topic=self._input_topic,
-            replayed=share.journal.replayed | share.recognised
-            if share.recognised
-            else share.journal.replayed,
+            is_replayed=dead_letter.offset in scan.journal.replayed or dead_letter.offset in scan.recovered,
             max_attempts=self._max_attempts,
         )
 
-    def _is_due(self, share: _PartitionScan, letter: DeadLetter) -> bool:
-        return self._fate(share, letter) is Disposition.REPLAY
+    def _is_due(self, scan: _PartitionScan, dead_letter: DeadLetter) -> bool:
+        return self._disposition(scan, dead_letter) is Disposition.REPLAY
 
     def _tally(
-        self, shares: Iterable[_PartitionScan], failed: Mapping[tuple[int, int], Disposition] | None = None
+        self, scans: Iterable[_PartitionScan], failed: Mapping[tuple[int, int], Disposition] | None = None
     ) -> Tally:
         return Tally(
-            (letter, (failed or {}).get((letter.partition, letter.offset)) or self._fate(share, letter))
-            for share in shares
-            for letter in share.letters
+            (
+                dead_letter,
+                (failed or {}).get((dead_letter.partition, dead_letter.offset))
+                or self._disposition(scan, dead_letter),
+            )
+            for scan in scans
+            for dead_letter in scan.dead_letters
         )
 
     # Replaying
 
-    async def _post(
+    async def _replay_partition(
         self,
         consumer: AIOKafkaConsumer,
-        share: _PartitionScan,
-        posting: "_BatchPublisher",
+        scan: _PartitionScan,
+        publisher: "_BatchPublisher",
         inputs: list[TopicPartition],
     ) -> None:
-        due = {letter.offset for letter in share.letters if self._is_due(share, letter)}
-        if not due and not share.recognised:
+        due = {dead_letter.offset for dead_letter in scan.dead_letters if self._is_due(scan, dead_letter)}
+        if not due and not scan.recovered:
             return
-        if not share.settled:
+        if not scan.settled:
             ends = await consumer.end_offsets(inputs)
-            share.beyond = {partition.partition: end for partition, end in ends.items()}
-        await posting.begin(share, more=bool(due))
+            scan.scan_from = {partition.partition: end for partition, end in ends.items()}
+        await publisher.begin(scan, more=bool(due))
         if not due:
             return
-        partition = TopicPartition(self._dead_letter_topic, share.partition)
+        partition = TopicPartition(self._dead_letter_topic, scan.partition)
         async for record in read_range(consumer, partition, min(due), max(due) + 1):
+            _refuse_unreadable(record, "it contains dead letters to replay")
             if record.offset in due:
                 due.discard(record.offset)
-                await posting.post(record)
-        for offset in due:  # retention was faster
-            posting.failed[share.partition, offset] = Disposition.GONE
-        await posting.end()
+                await publisher.publish(record)
+        for offset in due:  # deleted by retention
+            publisher.failed[scan.partition, offset] = Disposition.DELETED
+        await publisher.end()
 
     # Kafka
 
     async def _partitions(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Of the dead-letter topic, and of the input topic."""
+        """The partitions of the dead-letter topic and of the input topic."""
         topics = (self._dead_letter_topic, self._input_topic)
         there = await partitions_of(self._options, topics)
-        for topic in topics:
-            if topic not in there:
-                raise ReplayError(f"there is no topic {topic}; `anabranch topics` creates it")
-        letters, inputs = ([TopicPartition(topic, number) for number in there[topic]] for topic in topics)
-        missing = self._choice.partitions - set(there[self._dead_letter_topic])
+        dead_letters, inputs = (
+            [TopicPartition(topic, number) for number in there[topic]] for topic in topics
+        )
+        missing = self._filter.partitions - set(there[self._dead_letter_topic])
         if missing:
             raise BadPartition(
-                f"{self._dead_letter_topic} has no partition {min(missing)}; it has 0 to {len(letters) - 1}"
+                f"{self._dead_letter_topic} has no partition {min(missing)}; its partitions are 0 to"
+                f" {len(dead_letters) - 1}"
             )
-        return letters, inputs
+        return dead_letters, inputs
 
-    @asynccontextmanager
-    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        patch_fetcher()
-        consumer = AIOKafkaConsumer(
-            **self._options,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            fetch_max_wait_ms=_FETCH_WAIT_MS,
-        )
-        try:
-            await consumer.start()
-            yield consumer
-        finally:
-            await consumer.stop()
+    def _reader(self) -> AbstractAsyncContextManager[AIOKafkaConsumer]:
+        return running_consumer(self._options, auto_offset_reset="earliest", fetch_max_wait_ms=_FETCH_WAIT_MS)
 
-    @asynccontextmanager
-    async def _producer(self) -> AsyncIterator[AIOKafkaProducer]:
-        producer = AIOKafkaProducer(
-            **self._options,
-            acks="all",
-            linger_ms=5,
-            max_batch_size=_MAX_BATCH_BYTES,
-            max_request_size=_MAX_REQUEST_BYTES,
-            # The largest event that the input topic takes came without marks. Compressed, it has room for them, unless
-            # it is noise.
-            compression_type="gzip",
+    def _producer(self) -> AbstractAsyncContextManager[AIOKafkaProducer]:
+        # The input topic's largest event did not have replay headers. With compression there is room for them, unless
+        # the event is incompressible.
+        return running_producer(self._options, compression_type="gzip")
+
+
+def _refuse_unreadable(record: ConsumerRecord, consequence: str) -> None:
+    if isinstance(record.value, Unreadable):
+        position = RecordPosition(record.topic, record.partition, record.value.first)
+        raise ReplayError(
+            f"the batch from {position} to offset {record.value.last} cannot be read ({record.value.error});"
+            f" {consequence}. Select other partitions of the dead-letter topic with --partition"
         )
-        try:
-            await producer.start()
-            yield producer
-        finally:
-            await producer.stop()
 
 
 class _BatchPublisher:
-    """Publishing in batches: each is acknowledged whole, and written down, before the next begins.
+    """Publishes in batches: each is completely acknowledged and recorded before the next one starts.
 
     Attributes:
-        failed: letters that were due and were not replayed.
+        failed: dead letters that should have been replayed, but were not.
     """
 
     def __init__(
@@ -312,37 +308,37 @@ class _BatchPublisher:
         *,
         input_topic: str,
         dead_letter_topic: str,
-        pace: RateLimiter,
+        rate_limiter: RateLimiter,
         on_progress: Callable[[int], object],
     ) -> None:
         self._producer = producer
         self._lock = lock
         self._input_topic = input_topic
         self._dead_letter_topic = dead_letter_topic
-        self._pace = pace
+        self._rate_limiter = rate_limiter
         self._on_progress = on_progress
         self._run = str(uuid4())
         self._entries = 0
         self._done = 0
         self._partition = 0
-        self._beyond: dict[int, int] = {}
+        self._scan_from: dict[int, int] = {}
         self._batch: dict[int, asyncio.Future[Any]] = {}
         self._batch_bytes = 0
         self._batch_began = 0.0
         self.failed: dict[tuple[int, int], Disposition] = {}
 
-    async def begin(self, share: _PartitionScan, *, more: bool) -> None:
-        """Say where the marks of this partition's letters will be found; before the first is published."""
-        self._partition = share.partition
-        self._beyond = dict(share.beyond)
-        await self._write(frozenset(share.recognised), more=more, settled=share.settled)
+    async def begin(self, scan: _PartitionScan, *, more: bool) -> None:
+        """Record where this partition's replay headers will be, before the first dead letter is published."""
+        self._partition = scan.partition
+        self._scan_from = dict(scan.scan_from)
+        await self._write(Offsets.of(scan.recovered), more=more, settled=scan.settled)
 
-    async def post(self, record: ConsumerRecord) -> None:
-        """Publish one letter's event; returns before the broker has acknowledged it."""
-        pause = self._pace.pause()
-        if self._batch and time.monotonic() + pause - self._batch_began >= _BATCH_SECONDS:
-            await self._settle(more=True)
-        await asyncio.sleep(pause)
+    async def publish(self, record: ConsumerRecord) -> None:
+        """Publish one dead letter's event; returns before the broker has acknowledged it."""
+        delay = self._rate_limiter.delay()
+        if self._batch and time.monotonic() + delay - self._batch_began >= _BATCH_SECONDS:
+            await self._flush(more=True)
+        await asyncio.sleep(delay)
         event = restore_event(
             source=RecordPosition(record.topic, record.partition, record.offset),
             key=record.key,
@@ -357,22 +353,22 @@ class _BatchPublisher:
             value=event.value,
             key=event.key,
             headers=event.headers,
-            # Where it was, as its producer wished; the topic may have been made anew with fewer partitions.
-            partition=event.partition if event.partition in self._beyond else None,
+            # Use the original partition, unless the topic was created again with fewer partitions.
+            partition=event.partition if event.partition in self._scan_from else None,
         )
         self._batch_bytes += len(event.value) + len(event.key or b"")
-        if len(self._batch) >= _BATCH_LETTERS or self._batch_bytes >= _BATCH_BYTES:
-            await self._settle(more=True)
+        if len(self._batch) >= _BATCH_RECORDS or self._batch_bytes >= _BATCH_BYTES:
+            await self._flush(more=True)
 
     async def end(self) -> None:
-        """After the last letter of a partition."""
-        await self._settle(more=False)
+        """Record the end, after the last dead letter of a partition."""
+        await self._flush(more=False)
 
-    async def _settle(self, *, more: bool) -> None:
-        """Wait for the batch, and write it down.
+    async def _flush(self, *, more: bool) -> None:
+        """Wait for the batch, and record it.
 
         Raises:
-            KafkaError: some of it may have been published; the entry before says where to look.
+            KafkaError: part of it may have been published; the previous entry says where to search.
         """
         batch, self._batch, self._batch_bytes = self._batch, {}, 0
         replayed = set()
@@ -384,21 +380,19 @@ class _BatchPublisher:
                 raise outcome
             else:
                 replayed.add(offset)
-                beyond = self._beyond.get(outcome.partition, 0)
-                self._beyond[outcome.partition] = max(beyond, outcome.offset + 1)
-        await self._write(frozenset(replayed), more=more)
+                scan_from = self._scan_from.get(outcome.partition, 0)
+                self._scan_from[outcome.partition] = max(scan_from, outcome.offset + 1)
+        await self._write(Offsets.of(replayed), more=more)
         self._done += len(replayed)
         self._on_progress(self._done)
 
-    async def _write(
-        self, replayed: frozenset[int], *, more: bool, settled: frozenset[str] = frozenset()
-    ) -> None:
-        entry = Entry(self._run, replayed, self._beyond if more else None, settled)
+    async def _write(self, replayed: Offsets, *, more: bool, settled: frozenset[str] = frozenset()) -> None:
+        entry = Entry(self._run, replayed, self._scan_from if more else None, settled)
         self._entries += 1
         await self._producer.send_and_wait(
             self._dead_letter_topic,
             value=entry.encode(),
-            # A key of its own, so that a compacted topic keeps every entry.
+            # A unique key, so that a compacted topic keeps every entry.
             key=f"anabranch.replay:{self._run}:{self._entries}".encode(),
             headers=entry.headers,
             partition=self._partition,

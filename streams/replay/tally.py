@@ -1,4 +1,4 @@
-"""What became of the chosen dead letters, counted by code and partition."""
+"""Counts the selected dead letters by code, partition and disposition."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,80 +6,85 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streams.replay.dead_letters import REFUSED, DeadLetter, Disposition
+from streams.replay.dead_letters import REFUSED, DeadLetter, Disposition, Missing
 
 __all__ = ["Row", "Tally"]
 
-_PLACES_NAMED = 10
+_MAX_POSITIONS = 10
 
 
 @dataclass(slots=True)
 class Row:
-    """One code in one partition; code is None for what Anabranch did not write."""
+    """One code in one partition; code is None for records that Anabranch did not write."""
 
     code: str | None
     partition: int
     oldest: datetime
     newest: datetime
-    fates: Counter[Disposition] = field(default_factory=Counter)
+    dispositions: Counter[Disposition] = field(default_factory=Counter)
 
     @property
     def refused(self) -> int:
-        return sum(self.fates[fate] for fate in REFUSED)
+        return sum(self.dispositions[disposition] for disposition in REFUSED)
 
 
 class Tally:
-    """Takes one letter after the other."""
+    """Counts dead letters one by one."""
 
-    def __init__(self, letters: Iterable[tuple[DeadLetter, Disposition]] = ()) -> None:
+    def __init__(self, dead_letters: Iterable[tuple[DeadLetter, Disposition]] = ()) -> None:
         self._rows: dict[tuple[str, int], Row] = {}
-        self._places: dict[Disposition, list[tuple[int, int]]] = {}
-        for letter, fate in letters:
-            self.add(letter, fate)
+        self._positions: dict[Disposition, list[tuple[int, int]]] = {}
+        self.missing: list[Missing] = []
+        """The events for which the placeholders stand."""
+        for dead_letter, disposition in dead_letters:
+            self.add(dead_letter, disposition)
 
-    def add(self, letter: DeadLetter, fate: Disposition) -> None:
-        """Count one letter."""
-        at = letter.written_at
+    def add(self, dead_letter: DeadLetter, disposition: Disposition) -> None:
+        """Count one dead letter."""
+        at = dead_letter.written_at
         row = self._rows.setdefault(
-            (letter.code or "", letter.partition), Row(letter.code, letter.partition, at, at)
+            (dead_letter.code or "", dead_letter.partition),
+            Row(dead_letter.code, dead_letter.partition, at, at),
         )
         row.oldest, row.newest = min(row.oldest, at), max(row.newest, at)
-        row.fates[fate] += 1
-        if fate in REFUSED:
-            places = self._places.setdefault(fate, [])
-            if len(places) < _PLACES_NAMED:
-                places.append((letter.partition, letter.offset))
+        row.dispositions[disposition] += 1
+        if disposition in REFUSED:
+            positions = self._positions.setdefault(disposition, [])
+            if dead_letter.missing is not None:
+                self.missing.append(dead_letter.missing)
+            if len(positions) < _MAX_POSITIONS:
+                positions.append((dead_letter.partition, dead_letter.offset))
 
     @property
     def rows(self) -> list[Row]:
-        """By code, then partition."""
+        """The rows, sorted by code and partition."""
         return [row for _, row in sorted(self._rows.items())]
 
     @property
     def total(self) -> int:
-        return sum(row.fates.total() for row in self._rows.values())
+        return sum(row.dispositions.total() for row in self._rows.values())
 
     @property
     def refused(self) -> int:
         return sum(row.refused for row in self._rows.values())
 
-    def count(self, fate: Disposition) -> int:
-        """How many met this fate."""
-        return sum(row.fates[fate] for row in self._rows.values())
+    def count(self, disposition: Disposition) -> int:
+        """Number of dead letters with this disposition."""
+        return sum(row.dispositions[disposition] for row in self._rows.values())
 
-    def places(self, fate: Disposition) -> list[tuple[int, int]]:
-        """Partition and offset of the first few that were left for this reason."""
-        return self._places.get(fate, [])
+    def positions(self, disposition: Disposition) -> list[tuple[int, int]]:
+        """Partition and offset of the first few dead letters with this disposition."""
+        return self._positions.get(disposition, [])
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object for each row; every fate has its number."""
+        """One object per row, with a count for each disposition."""
         return [
             {
                 "code": row.code,
                 "partition": row.partition,
                 "oldest": row.oldest.isoformat(),
                 "newest": row.newest.isoformat(),
-                **{fate.value: row.fates[fate] for fate in Disposition},
+                **{disposition.value: row.dispositions[disposition] for disposition in Disposition},
             }
             for row in self.rows
         ]

@@ -1,4 +1,4 @@
-"""Logs: one line an event of the worker's life, JSON or for the eye. Never a text, principal or embedding."""
+"""Logs: one line per occurrence, as JSON or for the console. Never contains a text, principal or embedding."""
 
 import logging
 import sys
@@ -7,9 +7,11 @@ from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
+from streams.terminal import printable
+
 __all__ = ["configure"]
 
-# Libraries that build records by the message at DEBUG, and tell every step of a rebalance at INFO.
+# Libraries that log every message at DEBUG and every step of a rebalance at INFO.
 _QUIET = {
     "aiokafka": logging.ERROR,
     "faust": logging.WARNING,
@@ -20,12 +22,12 @@ _QUIET = {
 }
 
 
-# How long a library's message is not repeated, in seconds.
+# A library's message is repeated only after this time, in seconds.
 _QUIET_SECONDS = 60.0
 
 
-class _Seldom(logging.Filter):
-    """Lets each of a library's messages through once in a while: aiokafka tells of each attempt to reach a broker."""
+class _RateLimitFilter(logging.Filter):
+    """Limits the rate of each of a library's messages: aiokafka logs each attempt to reach a broker."""
 
     def __init__(self, libraries: Iterable[str]) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class _Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith(self._libraries):
             return True
-        # The template, not the text: it is one message, whatever node it names.
+        # The template, not the text: the same message for all nodes.
         message = (record.name, str(record.msg))
         if record.created - self._last.get(message, -_QUIET_SECONDS) < _QUIET_SECONDS:
             return False
@@ -43,8 +45,15 @@ class _Seldom(logging.Filter):
         return True
 
 
+class _Printable(logging.Formatter):
+    """For the console: a server's message may contain terminal control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), lines=True)
+
+
 def configure(style: Literal["json", "console"]) -> None:
-    """Send the process's log to standard error."""
+    """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         formatter: logging.Formatter = JsonFormatter(
@@ -53,9 +62,9 @@ def configure(style: Literal["json", "console"]) -> None:
             rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
         )
     else:
-        formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+        formatter = _Printable("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     handler.setFormatter(formatter)
-    handler.addFilter(_Seldom(_QUIET))
+    handler.addFilter(_RateLimitFilter(_QUIET))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)

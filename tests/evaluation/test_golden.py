@@ -24,7 +24,7 @@ def line(**fields: Any) -> str:
     )
 
 
-def test_an_embedding_an_asker_and_an_expectation_are_enough() -> None:
+def test_an_embedding_a_caller_and_an_expectation_are_enough() -> None:
     (query,) = read_golden([line()])
     assert query.key == "line 1"
     assert query.text is None
@@ -33,7 +33,7 @@ def test_an_embedding_an_asker_and_an_expectation_are_enough() -> None:
     assert list(query.expected) == [Expectation("chunk_id", CHUNK, 1)]
 
 
-def test_a_whole_event_is_taken_as_it_is_and_asked_anew() -> None:
+def test_a_whole_event_is_taken_as_it_is_and_asked_again() -> None:
     event_id, session = str(uuid4()), str(uuid4())
     (query,) = read_golden(
         [
@@ -73,24 +73,27 @@ def test_who_asks_may_be_said_once_for_all() -> None:
     ("bad", "rule"),
     [
         ("{", "undecodable"),
-        ("[]", "no object"),
-        ('{"id": "a", "id": "b"}', "a key twice"),
-        (line(profil="chat"), "profil: neither"),
-        (line(expected=None), "expected is no array"),
-        (line(expected=[]), "expected is no array"),
-        (line(expected=[CHUNK]), "expected[0] is no object"),
-        (line(expected=[{}]), "expected[0] has not exactly one of chunk_id"),
-        (line(expected=[{"chunk_id": CHUNK, "source_url": "x"}]), "expected[0] has not exactly one of"),
-        (line(expected=[{"chunk": CHUNK}]), "expected[0] has not exactly one of"),
-        (line(expected=[{"chunk_id": CHUNK}, {"document_id": "7"}]), "expected[1].document_id is no UUID"),
-        (line(expected=[{"source_url": ""}]), "expected[0].source_url is no text"),
-        (line(expected=[{"source_url": 7}]), "expected[0].source_url is no text"),
+        ("[]", "not an object"),
+        ('{"id": "a", "id": "b"}', "a duplicate key"),
+        (line(profil="chat"), "profil: unknown field"),
+        (line(expected=None), "expected is not an array"),
+        (line(expected=[]), "expected is not an array"),
+        (line(expected=[CHUNK]), "expected[0] is not an object"),
+        (line(expected=[{}]), "expected[0] does not have exactly one of chunk_id"),
+        (line(expected=[{"chunk_id": CHUNK, "source_url": "x"}]), "expected[0] does not have exactly one of"),
+        (line(expected=[{"chunk": CHUNK}]), "expected[0] does not have exactly one of"),
+        (line(expected=[{"chunk_id": CHUNK}, {"document_id": "7"}]), "expected[1].document_id is not a UUID"),
+        (line(expected=[{"source_url": ""}]), "expected[0].source_url is not a non-empty string"),
+        (line(expected=[{"source_url": 7}]), "expected[0].source_url is not a non-empty string"),
         *(
-            (line(expected=[{"chunk_id": CHUNK, "grade": grade}]), "expected[0].grade is no integer from 1")
+            (
+                line(expected=[{"chunk_id": CHUNK, "grade": grade}]),
+                "expected[0].grade is not an integer from 1",
+            )
             for grade in (0, -1, 1001, 1.5, True, "3", None)
         ),
-        (line(text=7), "text is no text"),
-        (line(id=""), "id is no text"),
+        (line(text=7), "text is not a non-empty string"),
+        (line(id=""), "id is not a non-empty string"),
         (line(embedding=[1.0]), "dimension_mismatch: embedding has 1 components"),
         (line(embedding=None), "contract_violation: embedding"),
         (line(principals=[]), "contract_violation: principals"),
@@ -111,12 +114,16 @@ def test_a_malformed_line_is_named_by_number_and_rule(bad: str, rule: str) -> No
 def test_every_malformed_line_is_named() -> None:
     with pytest.raises(GoldenError) as caught:
         read_golden(["{", line(id="a"), line(id="a"), line(expected=[])])
-    assert [fault.split(":")[0] for fault in str(caught.value).splitlines()] == ["line 1", "line 3", "line 4"]
-    assert "line 3: id is that of line 2" in str(caught.value)
+    assert [problem.split(":")[0] for problem in str(caught.value).splitlines()] == [
+        "line 1",
+        "line 3",
+        "line 4",
+    ]
+    assert "line 3: duplicate id, also in line 2" in str(caught.value)
 
 
 def test_an_empty_set_is_refused() -> None:
-    with pytest.raises(GoldenError, match="no golden query"):
+    with pytest.raises(GoldenError, match="not contain any golden queries"):
         read_golden(["\n"])
 
 

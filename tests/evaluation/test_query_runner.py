@@ -13,7 +13,7 @@ from tests.evaluation.made_up import golden, result
 EXPECTED = [Expectation("source_url", "https://a")]
 QUERIES = [golden(str(number), EXPECTED) for number in range(20)]
 ANSWER = Answered(result([]), 1.0)
-NOTHING = Unanswered("nothing came within 1 s")
+NOTHING = Unanswered("no answer within 1 s")
 
 
 class Scripted:
@@ -36,35 +36,35 @@ class Scripted:
 
 @pytest.mark.parametrize("in_flight", [1, 4, 100])
 async def test_each_is_asked_once_and_its_outcome_stands_in_its_place(in_flight: int) -> None:
-    asker = Scripted(lambda number: DeadLettered(str(number), "") if number % 2 else ANSWER)
+    client = Scripted(lambda number: DeadLettered(str(number), "") if number % 2 else ANSWER)
     advanced = []
     outcomes = await run_queries(
-        QUERIES, asker, in_flight=in_flight, progress=lambda: advanced.append(asker.now)
+        QUERIES, client, in_flight=in_flight, progress=lambda: advanced.append(client.now)
     )
     assert [outcome.code for outcome in outcomes if isinstance(outcome, DeadLettered)] == [
         str(number) for number in range(1, 20, 2)
     ]
-    assert asker.most == min(in_flight, 20)
-    assert len({event.event_id for event in asker.asked}) == len(advanced) == 20
+    assert client.most == min(in_flight, 20)
+    assert len({event.event_id for event in client.asked}) == len(advanced) == 20
 
 
 async def test_where_nobody_answers_the_rest_is_not_asked() -> None:
-    asker = Scripted(lambda _: NOTHING)
-    outcomes = await run_queries(QUERIES, asker, in_flight=1)
-    assert len(asker.asked) == 3
+    client = Scripted(lambda _: NOTHING)
+    outcomes = await run_queries(QUERIES, client, in_flight=1)
+    assert len(client.asked) == 3
     assert len(outcomes) == 20
     assert [isinstance(outcome, Unanswered) for outcome in outcomes] == [True] * 20
-    assert outcomes[3] == Unanswered("not asked: nothing before it was answered")
+    assert outcomes[3] == Unanswered("not run: none of the queries before it was answered")
 
 
 @pytest.mark.parametrize("first", [ANSWER, DeadLettered("expired", "")])
 async def test_where_somebody_answers_every_query_is_asked(first: Outcome) -> None:
-    asker = Scripted(lambda number: first if number == 2 else NOTHING)
-    await run_queries(QUERIES, asker, in_flight=1)
-    assert len(asker.asked) == 20
+    client = Scripted(lambda number: first if number == 2 else NOTHING)
+    await run_queries(QUERIES, client, in_flight=1)
+    assert len(client.asked) == 20
 
 
-async def test_a_failure_of_the_asker_is_raised_as_it_is() -> None:
+async def test_a_failure_of_the_client_is_raised_as_it_is() -> None:
     def fail(number: int) -> Outcome:
         if number == 5:
             raise OSError("the broker is gone")

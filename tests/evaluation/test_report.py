@@ -24,18 +24,14 @@ def report(cases: list[tuple[str, Outcome]], *, bounds: Bounds | None = None, **
     queries: list[GoldenQuery] = [
         golden(f"q{place}", EXPECTED, text) for place, (text, _) in enumerate(cases)
     ]
-    return assess(
-        queries,
-        [outcome for _, outcome in cases],
-        **{
-            "way": "live",
-            "golden": "golden.jsonl",
-            "relevant_grade": 1,
-            "bounds": bounds or Bounds(),
-            "vectors": VectorCount(180, "store"),
-        }
-        | changes,
-    )
+    options: dict[str, Any] = {
+        "mode": "live",
+        "golden": "golden.jsonl",
+        "relevant_grade": 1,
+        "bounds": bounds or Bounds(),
+        "vectors": VectorCount(180, "store"),
+    }
+    return assess(queries, [outcome for _, outcome in cases], **(options | changes))
 
 
 def answered(rank: int | None, *, latency_ms: float = 20, of: int = 6, **fields: Any) -> Answered:
@@ -54,7 +50,7 @@ MIXED: list[tuple[str, Outcome]] = [
     ("late", answered(4, latency_ms=40)),
     ("lost", answered(None)),
     ("dead", DeadLettered("unknown_profile", "no such profile")),
-    ("silent", Unanswered("nothing came within 10 s")),
+    ("silent", Unanswered("no answer within 10 s")),
 ]
 
 
@@ -70,7 +66,7 @@ def test_figures() -> None:
     assert found.warnings == {"k_clamped": 3}
     assert found.dead_letters == {"unknown_profile": 1}
     assert found.latency is not None
-    assert (found.latency.p50, found.latency.most) == (20, 40)
+    assert (found.latency.p50, found.latency.maximum) == (20, 40)
     assert [each.first_relevant_rank for each in found.assessments] == [1, 4, None, None, None]
     assert found.assessments[1].first_relevant_score == pytest.approx(0.7)
 
@@ -89,7 +85,7 @@ def test_the_worst_come_first_and_the_perfect_not_at_all() -> None:
         (MIXED[:3], Bounds(), []),
         (MIXED[:3], Bounds(0.9, None), ["nDCG@10 is 0.4769, below 0.9"]),
         (MIXED[:3], Bounds(0.4, 0.7), ["hit rate@5 is 0.6667, below 0.7"]),
-        (MIXED[3:], Bounds(), ["1 of 2 queries came to no answer", "1 of 2 queries became dead letters"]),
+        (MIXED[3:], Bounds(), ["1 of 2 queries were not answered", "1 of 2 queries were dead-lettered"]),
     ],
 )
 def test_what_is_wanting(cases: Any, bounds: Bounds, failures: list[str]) -> None:
@@ -188,7 +184,7 @@ def test_the_page_is_whole_and_needs_nothing_else(cases: Any) -> None:
     found = report(cases, bounds=Bounds(0.5, None), vectors=None)
     page = render(found)
     check(page)
-    assert ("not good enough" in page) is bool(found.failures)
+    assert ("✗ failed" in page) is bool(found.failures)
     assert f"All {len(cases):,} queries" in page
     for text, _ in cases:
         assert text in page

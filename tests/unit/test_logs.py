@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 
@@ -44,17 +45,20 @@ def test_console_is_for_the_eye(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_the_root_has_one_handler_and_says_no_debug(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_root_has_one_handler_and_says_no_debug(
+    style: Literal["json", "console"], capsys: pytest.CaptureFixture[str]
+) -> None:
     configure("json")
-    configure(style)  # type: ignore[arg-type]
-    assert len(logging.getLogger().handlers) == 1
-    assert logging.getLogger().handlers[0].stream is sys.stderr  # type: ignore[attr-defined]
+    configure(style)
+    [handler] = logging.getLogger().handlers
+    assert isinstance(handler, logging.StreamHandler)
+    assert handler.stream is sys.stderr
     logging.getLogger("streams.test").debug("quiet")
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "level", "is_told"),
+    ("name", "level", "is_logged"),
     [
         # Built from messages at DEBUG, and the steps of every rebalance at INFO.
         ("aiokafka.consumer", logging.DEBUG, False),
@@ -69,11 +73,11 @@ def test_the_root_has_one_handler_and_says_no_debug(style: str, capsys: pytest.C
     ],
 )
 def test_libraries_are_quiet_until_it_matters(
-    name: str, level: int, capsys: pytest.CaptureFixture[str], *, is_told: bool
+    name: str, level: int, capsys: pytest.CaptureFixture[str], *, is_logged: bool
 ) -> None:
     configure("json")
     logging.getLogger(name).log(level, "canary")
-    assert ("canary" in capsys.readouterr().err) is is_told
+    assert ("canary" in capsys.readouterr().err) is is_logged
 
 
 def test_a_library_tells_a_thing_once_in_a_while_and_we_tell_it_each_time(
@@ -84,6 +88,6 @@ def test_a_library_tells_a_thing_once_in_a_while_and_we_tell_it_each_time(
         logging.getLogger("aiokafka.client").error("cannot reach node %d", node)
         logging.getLogger("aiokafka.client").error("another trouble with node %d", node)
         logging.getLogger("streams.worker").warning("dead letter %d", node)
-    told = capsys.readouterr().err
-    assert told.count("cannot reach node") == told.count("another trouble") == 1
-    assert told.count("dead letter") == 5
+    logged = capsys.readouterr().err
+    assert logged.count("cannot reach node") == logged.count("another trouble") == 1
+    assert logged.count("dead letter") == 5

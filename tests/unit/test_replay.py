@@ -2,28 +2,43 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from aiokafka import TopicPartition
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.broker.records import Unreadable
 from streams.cli import replay as view
 from streams.cli.main import commands
-from streams.core.errors import GaveUp, UnknownProfile
+from streams.core.errors import GaveUp, UnknownProfile, UnreadableBatch
 from streams.replay.dead_letters import (
     DeadLetter,
     Disposition,
+    Missing,
     ReplayFilter,
-    fate,
+    disposition,
     parse_dead_letter,
     restore_event,
 )
 from streams.replay.journal import JOURNAL_HEADER, BadEntry, Entry, Journal, is_entry
 from streams.replay.lock import _Election
+from streams.replay.offsets import Offsets
 from streams.replay.rate_limiter import RateLimiter
+from streams.replay.run import Replay, ReplayError, _PartitionScan
 from streams.replay.tally import Tally
-from streams.wire.deadletter import NotADeadLetter, Origin, error_headers, read_dead_letter
+from streams.wire.deadletter import (
+    NotADeadLetter,
+    Origin,
+    error_headers,
+    placeholder_headers,
+    read_dead_letter,
+)
 from streams.wire.replay_headers import RecordPosition, replay_attempts, replay_source, with_replay_headers
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -32,13 +47,16 @@ SOURCE = RecordPosition("dead.letters-v1", 3, 41)
 
 # Names that an event may have brought with it, those of the marks and of dead letters among them.
 NAMES = st.sampled_from(
-    ["traceparent", "x", "", "anabranch.error.code", "__connect.errors.offset", JOURNAL_HEADER]
+    [
+        *("traceparent", "x", "", "anabranch.error.code", "__connect.errors.offset", JOURNAL_HEADER),
+        *("anabranch.placeholder.first.offset", "anabranch.placeholder.last.offset"),
+    ]
 )
 HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=20)))
 
 
-def letter(**fields: object) -> DeadLetter:
-    defaults: dict[str, object] = {
+def dead_letter(**fields: object) -> DeadLetter:
+    defaults: dict[str, Any] = {
         "partition": 0,
         "offset": 5,
         "written_at": NOW,
@@ -46,7 +64,7 @@ def letter(**fields: object) -> DeadLetter:
         "topic": "in",
         "attempts": 0,
     }
-    return DeadLetter(**(defaults | fields))  # type: ignore[arg-type]
+    return DeadLetter(**(defaults | fields))
 
 
 # The event
@@ -92,7 +110,7 @@ def test_without_one_of_its_headers_it_is_not_ours(missing: str) -> None:
 )
 def test_headers_that_nobody_of_ours_wrote(name: str, value: bytes) -> None:
     with pytest.raises(NotADeadLetter, match="malformed"):
-        read_dead_letter([(known, value if known == name else told) for known, told in ADDED])
+        read_dead_letter([(known, value if known == name else reported) for known, reported in ADDED])
 
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"1.0", b" 1", b"9" * 10, "٣".encode(), None])
@@ -111,16 +129,45 @@ def test_a_source_survives_its_header() -> None:
     assert replay_source(with_replay_headers([], source=SOURCE, attempts=1)) == SOURCE
 
 
+# Placeholders
+
+
+@given(HEADERS)
+def test_a_placeholder_is_known_by_the_headers_behind_all_others(own: list[tuple[str, bytes | None]]) -> None:
+    added = [*own, *ADDED, *placeholder_headers(first=7, last=9, size=1234)]
+    origin, rest = read_dead_letter(added)
+    assert origin == Origin("unknown_profile", "in", 2, 7, (7, 9))
+    assert list(rest) == own
+    assert added[-1] == ("anabranch.placeholder.original.bytes", b"1234")
+
+
+def test_a_placeholder_is_left_and_says_what_is_missing() -> None:
+    found = parse_dead_letter(
+        partition=0,
+        offset=5,
+        timestamp_ms=0,
+        headers=[*ADDED, *placeholder_headers(first=7, last=9, size=1)],
+        value=b"",
+    )
+    assert found.missing == Missing("in", 2, 7, 9)
+    assert str(found.missing) == "in[2]@7–9"
+    assert str(Missing("in", 2, 7, 7)) == "in[2]@7"
+    assert disposition(found, input_topic="in", is_replayed=True, max_attempts=3) is Disposition.PLACEHOLDER
+    tally = Tally([(found, Disposition.PLACEHOLDER)])
+    assert tally.refused == 1
+    assert tally.missing == [Missing("in", 2, 7, 9)]
+
+
 # The choice
 
 
 def test_nothing_chosen_is_everything() -> None:
-    assert ReplayFilter().takes(letter())
-    assert ReplayFilter().takes(letter(code=None))
+    assert ReplayFilter().matches(dead_letter())
+    assert ReplayFilter().matches(dead_letter(code=None))
 
 
 @pytest.mark.parametrize(
-    ("choice", "taken"),
+    ("replay_filter", "taken"),
     [
         (ReplayFilter(codes=frozenset({"unknown_profile", "expired"})), True),
         (ReplayFilter(codes=frozenset({"expired"})), False),
@@ -133,28 +180,29 @@ def test_nothing_chosen_is_everything() -> None:
         (ReplayFilter(codes=frozenset({"unknown_profile"}), partitions=frozenset({1})), False),
     ],
 )
-def test_chosen_by_code_partition_and_time(choice: ReplayFilter, *, taken: bool) -> None:
-    assert choice.takes(letter()) is taken
+def test_chosen_by_code_partition_and_time(replay_filter: ReplayFilter, *, taken: bool) -> None:
+    assert replay_filter.matches(dead_letter()) is taken
 
 
 def test_what_has_no_code_is_not_chosen_by_code() -> None:
-    assert not ReplayFilter(codes=frozenset({"expired"})).takes(letter(code=None))
+    assert not ReplayFilter(codes=frozenset({"expired"})).matches(dead_letter(code=None))
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({}, Disposition.REPLAY),
-        ({"offset": 6}, Disposition.ALREADY),
+        ({"offset": 6}, Disposition.ALREADY_REPLAYED),
         ({"attempts": 2}, Disposition.REPLAY),
         ({"attempts": 3}, Disposition.EXHAUSTED),
         ({"attempts": None}, Disposition.EXHAUSTED),
-        ({"topic": "another"}, Disposition.ELSEWHERE),
-        ({"code": None}, Disposition.FOREIGN),
+        ({"topic": "another"}, Disposition.OTHER_TOPIC),
+        ({"code": None}, Disposition.NOT_A_DEAD_LETTER),
     ],
 )
-def test_fates(fields: dict[str, object], expected: Disposition) -> None:
-    assert fate(letter(**fields), input_topic="in", replayed={6}, max_attempts=3) is expected
+def test_dispositions(fields: dict[str, object], expected: Disposition) -> None:
+    found = dead_letter(**fields)
+    assert disposition(found, input_topic="in", is_replayed=found.offset == 6, max_attempts=3) is expected
 
 
 @pytest.mark.parametrize("timestamp", [-1, 0, 2**63 - 1, -(2**63)])
@@ -168,31 +216,31 @@ def test_a_tombstone_is_nobodys_letter() -> None:
 
 # The journal
 
-OFFSETS = st.frozensets(st.integers(0, 2**62), max_size=50)
+OFFSETS = st.frozensets(st.integers(0, 2**62), max_size=50).map(Offsets.of)
 ENTRIES = st.builds(
     Entry,
     run=st.sampled_from("abc"),
     replayed=OFFSETS,
-    beyond=st.none() | st.dictionaries(st.integers(0, 99), st.integers(0, 2**62)),
+    scan_from=st.none() | st.dictionaries(st.integers(0, 99), st.integers(0, 2**62)),
     settled=st.frozensets(st.sampled_from("abc")),
 )
 
 
 @given(ENTRIES)
 def test_an_entry_survives_its_bytes(entry: Entry) -> None:
-    assert Entry.read(entry.headers, entry.encode()) == entry
+    assert Entry.read(entry.headers, entry.encode(), offset=2**62 + 1) == entry
 
 
 def test_an_entry_of_many_is_short_where_they_follow_each_other() -> None:
-    entry = Entry("run", frozenset(range(1000)) | {2000}, None)
+    entry = Entry("run", Offsets.of([*range(1000), 2000]), None)
     assert json.loads(entry.encode())["replayed"] == [[0, 999], [2000, 2000]]
 
 
 def test_a_letter_is_no_entry_whatever_its_event_brought() -> None:
-    entry = Entry("run", frozenset({1}), None)
+    entry = Entry("run", Offsets.of({1}), None)
     assert is_entry(entry.headers)
-    assert Entry.read([*entry.headers, *ADDED], entry.encode()) is None
-    assert Entry.read([("x", b"1")], entry.encode()) is None
+    assert Entry.read([*entry.headers, *ADDED], entry.encode(), offset=9) is None
+    assert Entry.read([("x", b"1")], entry.encode(), offset=9) is None
 
 
 @pytest.mark.parametrize(
@@ -205,31 +253,62 @@ def test_a_letter_is_no_entry_whatever_its_event_brought() -> None:
         (b"1", b"{}"),
         (b"1", b'{"run":"r","replayed":[[1]],"beyond":null,"settled":[]}'),
         (b"1", b'{"run":"r","replayed":[],"beyond":[],"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[[0,10]],"beyond":null,"settled":[]}'),  # as far as itself
+        (b"1", b'{"run":"r","replayed":[[0,999999999999999999]],"beyond":null,"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[[5,4]],"beyond":null,"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[[-1,4]],"beyond":null,"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[[0,1e9]],"beyond":null,"settled":[]}'),
+        (b"1", b'{"run":"r","replayed":[],"beyond":{"0":9223372036854775808},"settled":[]}'),
+        (b"1", b"[" * 100_000),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_not_passed_over(version: bytes, value: bytes | None) -> None:
     with pytest.raises(BadEntry):
-        Entry.read([(JOURNAL_HEADER, version)], value)
+        Entry.read([(JOURNAL_HEADER, version)], value, offset=10)
 
 
 def test_a_run_is_unsettled_until_it_ends_or_another_has_looked() -> None:
     journal = Journal()
     assert journal.unsettled == frozenset()
-    journal.add(Entry("a", frozenset(), {0: 10, 1: 20}))
-    journal.add(Entry("a", frozenset({1, 2}), {0: 12, 1: 20}))
-    assert (journal.replayed, journal.unsettled) == ({1, 2}, {"a"})
-    assert (journal.beyond(0), journal.beyond(1), journal.beyond(2)) == (12, 20, 0)
+    journal.add(Entry("a", Offsets.of(()), {0: 10, 1: 20}))
+    journal.add(Entry("a", Offsets.of({1, 2}), {0: 12, 1: 20}))
+    assert (journal.replayed, journal.unsettled) == (Offsets([(1, 2)]), frozenset({"a"}))
+    assert (journal.scan_from(0), journal.scan_from(1), journal.scan_from(2)) == (12, 20, 0)
     # Killed. Another one looks, and is killed too; its own publications come after its look.
-    journal.add(Entry("b", frozenset({3}), {0: 15, 1: 15}, settled=frozenset({"a"})))
-    assert (journal.replayed, journal.unsettled) == ({1, 2, 3}, {"b"})
-    assert journal.beyond(0) == 15
+    journal.add(Entry("b", Offsets.of({3}), {0: 15, 1: 15}, settled=frozenset({"a"})))
+    assert (journal.replayed, journal.unsettled) == (Offsets([(1, 3)]), frozenset({"b"}))
+    assert journal.scan_from(0) == 15
     # The first was not dead after all: what it still says is true, and ends nobody else's run.
-    journal.add(Entry("a", frozenset({4}), {0: 13, 1: 20}))
-    assert (journal.beyond(0), journal.beyond(1)) == (13, 15)
-    journal.add(Entry("a", frozenset(), None))
+    journal.add(Entry("a", Offsets.of({4}), {0: 13, 1: 20}))
+    assert (journal.scan_from(0), journal.scan_from(1)) == (13, 15)
+    journal.add(Entry("a", Offsets.of(()), None))
     assert journal.unsettled == {"b"}
-    journal.add(Entry("b", frozenset({5}), None))
-    assert (journal.replayed, journal.unsettled) == ({1, 2, 3, 4, 5}, frozenset())
+    journal.add(Entry("b", Offsets.of({5}), None))
+    assert (journal.replayed, journal.unsettled) == (Offsets([(1, 5)]), frozenset())
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12))
+def test_offsets_are_a_set(spans: list[tuple[int, int]]) -> None:
+    ranges = [(first, first + more) for first, more in spans]
+    expected = {offset for first, last in ranges for offset in range(first, last + 1)}
+    offsets = Offsets(ranges)
+    assert {offset for offset in range(-2, 40) if offset in offsets} == expected
+    assert offsets == Offsets.of(expected)
+    assert all(after - last > 1 for (_, last), (after, _) in pairwise(offsets.ranges))
+
+
+def test_a_range_takes_no_more_memory_than_what_says_it() -> None:
+    journal = Journal()
+    for run in range(1000):
+        value = b'{"run":"x","replayed":[[%d,%d]],"beyond":null,"settled":[]}' % (
+            run * 2**40,
+            run * 2**40 + 2**39,
+        )
+        entry = Entry.read([(JOURNAL_HEADER, b"1")], value, offset=2**62)
+        assert entry is not None
+        journal.add(entry)
+    assert 5 * 2**40 + 2**39 in journal.replayed
+    assert 5 * 2**40 + 2**39 + 1 not in journal.replayed
 
 
 # One at a time
@@ -239,9 +318,11 @@ def test_the_holder_keeps_the_lock_and_one_of_several_gets_it() -> None:
     first, second = _Election(), _Election()
 
     def elect(members: dict[str, _Election]) -> None:
-        told = members["a"].assign(None, {name: member.metadata(["t"]) for name, member in members.items()})
+        reported = members["a"].assign(
+            None, {name: member.metadata(["t"]) for name, member in members.items()}
+        )
         for name, member in members.items():
-            member.on_assignment(told[name])
+            member.on_assignment(reported[name])
 
     elect({"a": second, "b": first})
     assert [second.holds, first.holds] == [True, False]
@@ -252,10 +333,10 @@ def test_the_holder_keeps_the_lock_and_one_of_several_gets_it() -> None:
 
 def test_pace_makes_up_for_nothing() -> None:
     clock = [100.0]
-    pace = RateLimiter(4, lambda: clock[0])
-    assert [pace.pause() for _ in range(3)] == [0, 0.25, 0.5]
+    rate_limiter = RateLimiter(4, lambda: clock[0])
+    assert [rate_limiter.delay() for _ in range(3)] == [0, 0.25, 0.5]
     clock[0] = 200.0  # after a long delay: no burst
-    assert [pace.pause() for _ in range(2)] == [0, 0.25]
+    assert [rate_limiter.delay() for _ in range(2)] == [0, 0.25]
 
 
 # The command
@@ -281,7 +362,7 @@ def test_a_period(since: str | None, until: str | None, expected: object) -> Non
         (["--since", "yesterday"], "--since"),
         (["--since", "2026-05-01T12:00:00"], "with an offset"),
         (["--until", "99999999d"], "--until"),
-        (["--since", "1h", "--until", "2h"], "--since is not before --until"),
+        (["--since", "1h", "--until", "2h"], "--since must be before --until"),
         (["--code", "unknown"], "'unknown' is not one of"),
         (["--code", "store_misconfigured"], "is not one of"),
         (["--rate", "0"], "--rate"),
@@ -292,7 +373,7 @@ def test_a_period(since: str | None, until: str | None, expected: object) -> Non
         (["all"], "unexpected extra argument"),
     ],
 )
-def test_a_bad_option_is_told_in_one_line(arguments: list[str], said: str) -> None:
+def test_a_bad_option_is_reported_in_one_line(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(commands, ["replay", *arguments])
     assert done.exit_code == 2
     assert len(done.output.splitlines()) == 1, done.output
@@ -304,10 +385,10 @@ def test_a_tally_counts_by_code_and_partition() -> None:
     later = NOW + timedelta(hours=1)
     tally = Tally(
         [
-            (letter(), Disposition.REPLAY),
-            (letter(offset=6, written_at=later), Disposition.ALREADY),
-            (letter(partition=1, code="expired"), Disposition.EXHAUSTED),
-            (letter(partition=1, code=None), Disposition.FOREIGN),
+            (dead_letter(), Disposition.REPLAY),
+            (dead_letter(offset=6, written_at=later), Disposition.ALREADY_REPLAYED),
+            (dead_letter(partition=1, code="expired"), Disposition.EXHAUSTED),
+            (dead_letter(partition=1, code=None), Disposition.NOT_A_DEAD_LETTER),
         ]
     )
     assert (tally.total, tally.refused, tally.count(Disposition.REPLAY)) == (4, 2, 1)
@@ -317,10 +398,36 @@ def test_a_tally_counts_by_code_and_partition() -> None:
         ("unknown_profile", 0),
     ]
     assert (tally.rows[-1].oldest, tally.rows[-1].newest) == (NOW, later)
-    assert tally.places(Disposition.EXHAUSTED) == [(1, 5)]
+    assert tally.positions(Disposition.EXHAUSTED) == [(1, 5)]
     assert tally.to_json()[-1]["already"] == 1
 
 
 def test_a_code_of_several_is_carried() -> None:
     headers = error_headers(GaveUp("search_timeout", "x"), topic="in", partition=0, offset=0)
     assert read_dead_letter(headers)[0].code == "search_timeout"
+
+
+# A batch that was readable in the survey
+
+
+@pytest.mark.parametrize("last", [5, 9])
+async def test_letters_that_become_unreadable_are_refused(last: int) -> None:
+    """The record that stands for them has the offset of the batch's last record, which may be nobody's letter."""
+    unreadable = Unreadable(UnreadableBatch("the batch's checksum is wrong"), 4, last, 100)
+    record = SimpleNamespace(topic="dead", partition=0, offset=last, key=None, value=unreadable, headers=())
+    consumer: Any = SimpleNamespace(
+        assign=lambda _: None,
+        seek=lambda *_: None,
+        beginning_offsets=AsyncMock(return_value={None: 0}),
+        end_offsets=AsyncMock(return_value={}),
+        getmany=AsyncMock(return_value={TopicPartition("dead", 0): [record]}),
+        position=AsyncMock(return_value=last + 1),
+    )
+    run = Replay({}, input_topic="in", dead_letter_topic="dead", replay_filter=ReplayFilter(), max_attempts=3)
+    scan = _PartitionScan(0, dead_letters=[dead_letter(offset=5)], end=10)
+    publisher = AsyncMock(failed={})
+    with pytest.raises(
+        ReplayError, match=r"^the batch from dead\[0\]@4 to offset .* cannot be read"
+    ) as error_of:
+        await run._replay_partition(consumer, scan, publisher, [])
+    assert "\n" not in str(error_of.value)

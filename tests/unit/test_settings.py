@@ -10,7 +10,7 @@ import pytest
 
 from streams.settings import Settings, SettingsError, environment_names, load, secret_names
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
 SECRET = "canary-5e0f"
 DSN = f"postgresql://worker:{SECRET}@db.example.org:5432/retrieval"
 
@@ -44,7 +44,7 @@ SPECIFIED: dict[str, Any] = {
 }
 
 
-def explain(environment: dict[str, str]) -> str:
+def error_of(environment: dict[str, str]) -> str:
     with pytest.raises(SettingsError) as caught:
         load(environment)
     message = str(caught.value)
@@ -72,11 +72,11 @@ def test_settings_are_frozen() -> None:
 
 @pytest.mark.parametrize("name", ["ANABRANCH_CONCURENCY", "ANABRANCH_", "ANABRANCH_CONCURRENCY_FILE"])
 def test_an_unknown_name_stops_the_start(name: str) -> None:
-    assert explain({name: SECRET}) == f"unknown setting {name}"
+    assert error_of({name: SECRET}) == f"unknown setting {name}"
 
 
-def test_all_unknown_names_are_told_at_once() -> None:
-    assert explain({"ANABRANCH_B": "1", "ANABRANCH_A": ""}) == "unknown setting ANABRANCH_A, ANABRANCH_B"
+def test_all_unknown_names_are_reported_at_once() -> None:
+    assert error_of({"ANABRANCH_B": "1", "ANABRANCH_A": ""}) == "unknown setting ANABRANCH_A, ANABRANCH_B"
 
 
 def test_other_peoples_names_are_none_of_our_business() -> None:
@@ -105,7 +105,7 @@ def test_what_kubernetes_injects_beside_a_service_is_let_pass() -> None:
 )
 def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
     # Whoever means ANABRANCH_WEB_PORT must hear of it.
-    assert explain(environment) == f"unknown setting {next(iter(environment))}"
+    assert error_of(environment) == f"unknown setting {next(iter(environment))}"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
     ],
 )
 def test_a_value_outside_its_domain_stops_the_start_and_is_named(name: str, value: str) -> None:
-    message = explain({name: value})
+    message = error_of({name: value})
     assert message.startswith(f"{name}: ")
     if len(value) > 3:
         assert value not in message  # it may be a secret in the wrong place
 
 
-def test_all_faults_are_told_at_once() -> None:
-    message = explain({"ANABRANCH_WEB_PORT": "0", "ANABRANCH_LOG_FORMAT": "xml"})
+def test_all_errors_are_reported_at_once() -> None:
+    message = error_of({"ANABRANCH_WEB_PORT": "0", "ANABRANCH_LOG_FORMAT": "xml"})
     assert "ANABRANCH_WEB_PORT: " in message
     assert "ANABRANCH_LOG_FORMAT: " in message
 
@@ -161,7 +161,7 @@ def test_all_faults_are_told_at_once() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_stop_the_start(environment: dict[str, str], named: str) -> None:
-    assert named in explain(environment)
+    assert named in error_of(environment)
 
 
 def test_empty_is_unset() -> None:
@@ -169,7 +169,7 @@ def test_empty_is_unset() -> None:
     assert load({f"{name}_FILE": "" for name in secret_names()}) == load({})
 
 
-def test_a_missing_connection_string_is_told_in_one_line() -> None:
+def test_a_missing_connection_string_is_reported_in_one_line() -> None:
     for environment in ({}, {"DATABASE_CONNECTION_STRING": ""}):
         with pytest.raises(SettingsError, match=r"^DATABASE_CONNECTION_STRING is not set") as caught:
             _ = load(environment).store_dsn
@@ -214,16 +214,19 @@ def test_an_empty_secret_file_is_unset(tmp_path: Path) -> None:
 def test_a_secret_in_two_places_stops_the_start(tmp_path: Path) -> None:
     file = tmp_path / "dsn"
     file.write_text(DSN, encoding="utf-8")
-    message = explain({"DATABASE_CONNECTION_STRING": DSN, "DATABASE_CONNECTION_STRING_FILE": str(file)})
-    assert message == "DATABASE_CONNECTION_STRING and DATABASE_CONNECTION_STRING_FILE are both set; keep one"
+    message = error_of({"DATABASE_CONNECTION_STRING": DSN, "DATABASE_CONNECTION_STRING_FILE": str(file)})
+    assert (
+        message
+        == "DATABASE_CONNECTION_STRING and DATABASE_CONNECTION_STRING_FILE are both set; unset one of them"
+    )
 
 
 def test_a_secret_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    message = explain({"KAFKA_SASL_PASSWORD_FILE": str(tmp_path / "absent")})
+    message = error_of({"KAFKA_SASL_PASSWORD_FILE": str(tmp_path / "absent")})
     assert message == "KAFKA_SASL_PASSWORD_FILE cannot be read: FileNotFoundError"
     binary = tmp_path / "binary"
     binary.write_bytes(SECRET.encode() + b"\xff\xfe")
-    assert explain({"KAFKA_SASL_PASSWORD_FILE": str(binary)}).endswith("UnicodeDecodeError")
+    assert error_of({"KAFKA_SASL_PASSWORD_FILE": str(binary)}).endswith("UnicodeDecodeError")
 
 
 def test_secrets_are_shown_nowhere() -> None:
@@ -266,7 +269,7 @@ def test_no_value_is_quoted_in_an_error(name: str) -> None:
     elif name in FREE_TEXT:
         assert SECRET in getattr(load(environment), name.lower())
     else:
-        assert name in explain(environment)
+        assert name in error_of(environment)
 
 
 def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -278,6 +281,6 @@ def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_every_setting_is_in_the_table_and_no_other() -> None:
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z_]+)`", text, flags=re.MULTILINE)
     assert sorted(rows) == sorted(environment_names())

@@ -18,13 +18,13 @@ from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, as_avro, as_json, query
 from tests.integration.kafka.test_sizes import set_most_bytes
 from tests.integration.worker.test_replay import (  # noqa: F401  # a fixture
-    GONE,
+    STORE_OUTAGE,
     InputReader,
     input_reader,
-    letters,
-    put_aside,
+    read_dead_letters,
     replay,
-    until_letters,
+    until_dead_letters,
+    write_dead_letter,
 )
 
 _MIB = 1024 * 1024
@@ -32,7 +32,7 @@ _MAX_OVERHEAD = 100
 VECTOR = unit_vectors(1, 1)[0]
 
 
-async def test_what_an_outage_put_aside_is_answered_after_it(
+async def test_what_an_outage_dead_lettered_is_answered_after_it(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
@@ -54,7 +54,7 @@ async def test_what_an_outage_put_aside_is_answered_after_it(
             event = query(VECTOR)
             asked.add(event["event_id"])
             await channel.send(as_avro(event), b"key", [("traceparent", b"00-1-2-01")])
-        await until_letters(output_reader, 10)
+        await until_dead_letters(output_reader, 10)
         await admin.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true")
     finally:
         await admin.close()
@@ -71,7 +71,7 @@ async def test_what_an_outage_put_aside_is_answered_after_it(
 async def test_the_largest_event_comes_back(
     channel: Channel,
     output_reader: OutputReader,
-    input_reader: InputReader,  # noqa: F811
+    input_reader: InputReader,  # noqa: F811  # the fixture
     start_worker: Callable[..., Worker],
 ) -> None:
     """Without its marks it filled what the input topic takes. Only noise has no room for them."""
@@ -83,7 +83,7 @@ async def test_the_largest_event_comes_back(
     await channel.send(event + b" " * (largest - len(event)), partition=0)
     await channel.send(noise, partition=0)
     await channel.send(event, partition=0)
-    await until_letters(output_reader, 3)
+    await until_dead_letters(output_reader, 3)
     await worker.terminate()
     code, done = await replay(channel, "--apply")
     assert code == 1
@@ -96,21 +96,21 @@ async def test_the_largest_event_comes_back(
     sent, came = input_reader.records[:3], input_reader.records[3:]
     assert sorted(record.value for record in sent) == sorted(record.value for record in came)
     assert set(input_reader.sources.values()) == {1}
-    assert len(letters(output_reader)) == 3
+    assert len(read_dead_letters(output_reader)) == 3
 
 
 async def test_a_log_with_holes_is_read_to_its_end(
     channel: Channel,
-    input_reader: InputReader,  # noqa: F811
+    input_reader: InputReader,  # noqa: F811  # the fixture
 ) -> None:
     """Records that retention has removed, and a transaction's markers, which are no records but have offsets."""
     for number in range(10):
-        await put_aside(channel, GONE, b"%d" % number, partition=0)
+        await write_dead_letter(channel, STORE_OUTAGE, b"%d" % number, partition=0)
     code, _ = await replay(channel, "--apply", "--until", "0s")
     assert code == 0
     await input_reader.until(10)
     for number in range(10, 20):
-        await put_aside(channel, GONE, b"%d" % number, partition=0)
+        await write_dead_letter(channel, STORE_OUTAGE, b"%d" % number, partition=0)
     admin = AIOKafkaAdminClient(bootstrap_servers=channel.bootstrap_servers)
     await admin.start()
     try:
@@ -145,14 +145,14 @@ async def test_a_log_with_holes_is_read_to_its_end(
 
 
 @pytest.mark.parametrize("rate", [10.0])
-async def test_no_faster_than_it_is_told(
+async def test_no_faster_than_its_rate(
     channel: Channel,
-    input_reader: InputReader,  # noqa: F811
+    input_reader: InputReader,  # noqa: F811  # the fixture
     rate: float,
 ) -> None:
     """By the records' own timestamps: a lower bound, which a busy machine does not break."""
     for number in range(31):
-        await put_aside(channel, GONE, b"%d" % number, partition=number % 3)
+        await write_dead_letter(channel, STORE_OUTAGE, b"%d" % number, partition=number % 3)
     code, done = await replay(channel, "--apply", "--rate", str(rate))
     assert (code, done["replay"]) == (0, 31)
     await input_reader.until(31)

@@ -17,7 +17,6 @@ from uuid import UUID
 import asyncpg
 import numpy as np
 import pytest
-from rich.console import Console
 
 from streams.cli import stats as view
 from streams.embedded.postgres import EmbeddedPostgres
@@ -25,6 +24,7 @@ from streams.store.migrate import migrate
 from streams.store.postgres import _coordinates
 from streams.store.reference import TABLES
 from streams.store.statistics import Statistics, StatisticsError, collect
+from streams.terminal import Console
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.oracle import merged_metadata
 

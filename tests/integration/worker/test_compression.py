@@ -77,7 +77,6 @@ async def test_a_batch_that_cannot_be_read_becomes_a_placeholder(  # noqa: PLR09
     assert worker.process.poll() is None
 
 
-@pytest.mark.xfail(strict=True, reason="a batch that cannot be read ends whoever reads it")
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 async def test_a_tail_passes_over_what_cannot_be_read(channel: Channel) -> None:
     bad = batch([(None, b"result", [])] * 2, damaged=True)
