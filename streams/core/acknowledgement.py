@@ -1,58 +1,62 @@
 """Ordered acknowledgement: an event may be acknowledged only when every event before it in its partition is done.
 
-What may live here: who waits for whom. Not: Kafka, tasks, locks. Committing an offset says "everything before it is
-done"; Faust's own choice of that offset is wrong as soon as acknowledgements come out of order, so they never do.
+Belongs here: deciding which offset may be acknowledged. Does not belong here: Kafka, tasks, locks. Committing an
+offset means "everything before it is done". Faust chooses that offset wrongly when acknowledgements arrive out of
+order, so Anabranch always acknowledges in order.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Hashable
+from dataclasses import dataclass
 
-__all__ = ["Entry", "AckTracker"]
-
-T = TypeVar("T")
+__all__ = ["AckTracker", "Entry"]
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[T]):
-    """One event in work."""
+class Entry:
+    """One event that has started: its offset, without any of its content."""
 
-    lane: Hashable
-    item: T
-    done: bool = field(default=False)
+    queue: Hashable
+    offset: int
+    done: bool = False
 
 
-class AckTracker(Generic[T]):
-    """Queues of events in work, one a lane (a partition in one generation of the consumer group)."""
+class AckTracker:
+    """Events that have started and are not yet acknowledged, in one queue per partition and group generation."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, deque[Entry[T]]] = {}
+        self._queues: dict[Hashable, deque[Entry]] = {}
 
     def __len__(self) -> int:
-        """Events that are not yet acknowledged."""
-        return sum(len(lane) for lane in self._lanes.values())
+        """Number of events that are not yet acknowledged."""
+        return sum(len(queue) for queue in self._queues.values())
 
-    def admit(self, lane: Hashable, item: T) -> Entry[T]:
-        """Put an event at the end of its lane. Call in the order of offsets."""
-        entry = Entry(lane, item)
-        self._lanes.setdefault(lane, deque()).append(entry)
+    def unacknowledged(self, queue: Hashable) -> int:
+        """Number of events of one queue that are not yet acknowledged."""
+        return len(self._queues.get(queue, ()))
+
+    def begin(self, queue: Hashable, offset: int) -> Entry:
+        """Append an event to its queue. Call in offset order."""
+        entry = Entry(queue, offset)
+        self._queues.setdefault(queue, deque()).append(entry)
         return entry
 
-    def complete(self, entry: Entry[T]) -> Iterator[T]:
-        """Mark an event as done; yields what may be acknowledged now, in order, and forgets it.
+    def complete(self, entry: Entry) -> int | None:
+        """Mark an event as done.
 
-        An entry whose lane was abandoned yields nothing.
+        Returns:
+            The highest offset that may be acknowledged now, together with all before it. None if nothing new may be
+            acknowledged, or the queue was cleared.
         """
         entry.done = True
-        lane = self._lanes.get(entry.lane)
-        if lane is None:
-            return
-        while lane and lane[0].done:
-            yield lane.popleft().item
-        if not lane:
-            self._lanes.pop(entry.lane, None)
+        queue = self._queues.get(entry.queue)
+        last = None
+        while queue and queue[0].done:
+            last = queue.popleft().offset
+        if not queue:
+            self._queues.pop(entry.queue, None)
+        return last
 
     def clear(self) -> None:
-        """Drop every lane: those partitions are somebody else's now, or will be read again."""
-        self._lanes.clear()
+        """Drop every queue: the partitions now belong to other members, or will be read again."""
+        self._queues.clear()

@@ -1,1 +1,1 @@
-"""What operators see: metrics and logs."""
+"""Metrics and logs for operators."""

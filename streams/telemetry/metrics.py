@@ -1,4 +1,4 @@
-"""The metrics of SPEC section 7, in a registry of their own. Durations in seconds; every label is bounded."""
+"""The metrics of SPEC section 7, in their own registry. Durations are in seconds; every label's values are bounded."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ __all__ = ["CONTENT_TYPE", "Metrics", "metric_names"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# 0.25 and 2.0 are SLO limits: a limit between two boundaries could only be estimated.
+# 0.25 and 2.0 are SLO limits: a limit between two bucket boundaries could only be estimated.
 _DURATION = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _AGE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 _STAGE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -29,11 +29,12 @@ RETRY_CAUSES = (
     "store_misconfigured",
     "internal_error",
     "kafka_unavailable",
+    "commit_failed",
 )
 
 
-class _AtScrape(Collector):
-    """Gauges read when somebody looks, so that nothing has to keep them up to date."""
+class _ScrapeCollector(Collector):
+    """Gauges that are computed on each scrape, so that nothing has to keep them up to date."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class _AtScrape(Collector):
         yield pool
         lag = GaugeMetricFamily(
             "anabranch_consumer_lag",
-            "Events behind the end of the partition that are not yet acknowledged.",
+            "Events in the partition that are not yet acknowledged.",
             labels=["partition"],
         )
         for partition, events in self._lag():
@@ -80,27 +81,27 @@ class Metrics:
         )
         self.event_duration = Histogram(
             "anabranch_event_duration_seconds",
-            "From reading an event to the broker's acknowledgement of its result.",
+            "Time from fetching an event to the broker's acknowledgement of its result.",
             ["profile"],
             buckets=_DURATION,
             registry=registry,
         )
         self.event_age = Histogram(
             "anabranch_event_age_seconds",
-            "From occurred_at to the broker's acknowledgement of the result.",
+            "Time from occurred_at to the broker's acknowledgement of the result; excludes replayed events.",
             buckets=_AGE,
             registry=registry,
         )
         self.stage_duration = Histogram(
             "anabranch_stage_duration_seconds",
-            "Time in one stage.",
+            "Duration of one stage of an event.",
             ["stage"],
             buckets=_STAGE,
             registry=registry,
         )
         self.search_duration = Histogram(
             "anabranch_search_duration_seconds",
-            "Time of one arm's search, waiting for a connection included.",
+            "Duration of one arm's search, including the wait for a connection.",
             ["scope"],
             buckets=_STAGE,
             registry=registry,
@@ -117,24 +118,24 @@ class Metrics:
         )
         self.dead_letters = Counter(
             "anabranch_dead_letters_total",
-            "Events put on the dead-letter topic.",
+            "Events written to the dead-letter topic.",
             ["code"],
             registry=registry,
         )
         self.retries = Counter(
             "anabranch_retries_total",
-            "Attempts that failed and are tried again.",
+            "Failed attempts that are retried.",
             ["cause"],
             registry=registry,
         )
         self.in_flight = Gauge(
-            "anabranch_in_flight_events", "Events read and not yet acknowledged.", registry=registry
+            "anabranch_in_flight_events",
+            "Events that have started and are not yet acknowledged.",
+            registry=registry,
         )
-        Info("anabranch_build", "The release that runs here.", registry=registry).info(
-            {"version": _version()}
-        )
-        registry.register(_AtScrape(pool, lag))
-        # Series exist from the start: a rate over a counter that appears with its first event misses that event.
+        Info("anabranch_build", "The running release.", registry=registry).info({"version": _version()})
+        registry.register(_ScrapeCollector(pool, lag))
+        # Create all series at start: a rate over a counter that appears with its first event would miss that event.
         for code in dead_letter_codes():
             self.dead_letters.labels(code)
         for cause in RETRY_CAUSES:
@@ -147,12 +148,12 @@ class Metrics:
             self.search_duration.labels(scope)
 
     def exposition(self) -> bytes:
-        """The text format that Prometheus scrapes."""
+        """The metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
 def metric_names() -> dict[str, frozenset[str]]:
-    """Every sample name in the exposition and its label names: what a dashboard may ask for."""
+    """Every sample name in the exposition with its label names: what a dashboard may query."""
     metrics = Metrics(pool=lambda: [("idle", 0)], lag=lambda: [(0, 0)])
     metrics.event_duration.labels("extraction")
     metrics.passages_returned.labels("extraction")

@@ -1,1 +1,1 @@
-"""The worker process: Faust's lifecycle around one event's way, and the composition root."""
+"""The worker process: Faust's life cycle around the processing of events, and the composition root."""

@@ -1,25 +1,24 @@
-"""The composition root: settings become a worker with everything wired together.
+"""The composition root: builds a worker from the settings and wires its parts together.
 
-Faust's part is the consumer group, the agent and the web server. What is committed, and when, is decided by
-`streams.worker.delivery`; the trap that a Faust setting avoids stands beside it.
+Faust provides the consumer group, the agent and the web server. `streams.worker.delivery` decides what is committed,
+and when. A comment next to each Faust setting explains which problem it avoids.
 """
 
 import logging
 import signal
-import tempfile
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from time import perf_counter
-from typing import Any
+from collections.abc import AsyncIterable, Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any, cast
 
-import faust
-from faust.app.base import BootStrategy
 from faust.types import EventT
 from faust.types.tuples import TP
-from mode.types import ServiceT
 
+from streams.broker.compression import MISSING_CODECS, MISSING_CODECS_REMEDY, missing_codecs
 from streams.broker.connection import BrokerConnection
 from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
+from streams.broker.records import Unreadable
+from streams.broker.topic_ids import TopicProbe
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.core.errors import StoreMisconfigured, TransientError
 from streams.settings import Settings
@@ -27,135 +26,91 @@ from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
 from streams.telemetry.metrics import CONTENT_TYPE, Metrics
 from streams.tokens import count_tokens
-from streams.worker.delivery import Delivery
+from streams.worker.delivery import Delivery, InterruptibleWaits
+from streams.worker.faust_internals import App, Consumer
 from streams.worker.kafka_health import KafkaHealth
+from streams.worker.lag import Lag
 from streams.worker.processor import OutagePolicy, Processor
+from streams.worker.shutdown import ShutdownDeadline
 from streams.worker.store_health import StartupRefused, StoreHealth
-from streams.worker.transport import Transport
+from streams.worker.topic_watch import TopicWatch
 
 __all__ = ["WorkerApp"]
 
 logger = logging.getLogger(__name__)
 
-# A rebalance waits for a member to hear of it, at its next heartbeat, and to drain. Both must end well before the group
-# gives up on it: two members that are given up on in turn throw each other out for ever.
+# A rebalance waits until a member learns of it, at its next heartbeat, drains and commits. This must end well before
+# the group evicts the member: two members that are evicted in turn would evict each other indefinitely.
 _HEARTBEAT_SHARE_OF_REBALANCE = 0.1
-_DRAIN_SHARE_OF_REBALANCE = 0.6
+_REVOCATION_SHARE_OF_REBALANCE = 0.75
+_DRAIN_SHARE_OF_REBALANCE = 0.6  # of the rebalance timeout
 _COMMIT_INTERVAL_SECONDS = 0.25
+# The maximum size of a decompressed batch, for all partitions together. The manifests' memory limit must have room for
+# these, for the running events, and for one more event per partition.
+_WAITING_BATCHES = 4
 _PROBE_TIMEOUT_SECONDS = 2.0
-# By then only a probe can still be under way, perhaps behind a lock.
+# Topics may be created after the worker starts; it then sees them after at most this time.
+_TOPICS_INTERVAL_SECONDS = 3.0
+_TOPICS_TIMEOUT_SECONDS = 5.0
+# At this point only a probe may still be running, perhaps blocked by a lock.
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
 
-class _Input:
-    """A Faust event as the processor and the delivery see it."""
+class _InputEvent:
+    """A Faust event in the form that processor and delivery expect."""
 
-    __slots__ = ("_event", "generation", "headers", "key", "offset", "partition", "read_at", "topic", "value")
+    __slots__ = ("generation", "headers", "key", "offset", "partition", "read_at", "size", "topic", "value")
 
     def __init__(self, event: EventT[Any]) -> None:
-        message = event.message
-        self._event = event
+        message: Any = event.message
         self.topic: str = message.topic
         self.partition: int = message.partition
         self.offset: int = message.offset
         self.generation: int = message.generation_id or 0
         self.key: bytes | None = message.key
-        self.value: bytes | None = message.value
+        self.value: bytes | Unreadable | None = message.value
         headers: Any = message.headers or ()
-        self.headers: Sequence[tuple[str, bytes]] = list(
+        self.headers: Sequence[tuple[str, bytes | None]] = list(
             headers.items() if isinstance(headers, Mapping) else headers
         )
-        self.read_at = perf_counter()
-
-    def acknowledge(self) -> None:
-        self._event.ack()
-
-
-class _Boot(BootStrategy):
-    """Start order. The web server comes first, so that liveness is answered while Kafka is waited for.
-
-    Faust's own producer is not started: it reports a failed send as sent, and waits for twenty minutes.
-    """
-
-    enable_kafka_producer = False
-
-    app: "_App"
-
-    def server(self) -> Iterable[ServiceT]:
-        root = self.app.root
-        return self._chain(
-            self.sensors(),
-            self.web_server(),
-            [root.publisher],
-            self.kafka_consumer(),
-            self.agents(),
-            self.kafka_conductor(),
-            self.tables(),
+        self.read_at: float = message.fetched_at
+        self.size = sum(
+            len(part)
+            for part in (self.key, self.value, *chain.from_iterable(self.headers))
+            if isinstance(part, bytes | str)
         )
-
-
-class _App(faust.App):
-    """Faust's app, with the hooks that it leaves to subclasses handed to the composition root.
-
-    Nothing else belongs here: Faust keeps its own state under plain names on the same object.
-    """
-
-    BootStrategy = _Boot
-    logger = logging.getLogger("mode")  # each step of a service's life, as told by Faust's own
-    root: "WorkerApp"
-
-    def _new_transport(self) -> Transport:
-        return Transport(
-            self.conf.broker_consumer,
-            self,
-            fetch_max_wait_seconds=self.root.settings.anabranch_fetch_max_wait_seconds,
-        )
-
-    async def on_start(self) -> None:
-        await super().on_start()
-        await self.root.open()
-
-    async def on_stop(self) -> None:
-        await super().on_stop()
-        await self.root.close()
-
-    async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        self.root.reopen()
-        await super()._on_partitions_assigned(assigned, generation_id)
-
-    async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:  # noqa: ARG002
-        """Called when partitions are revoked, and on stop: fetching has ended, nothing is committed yet."""
-        await self.root.drain(stopping=self.should_stop)
-        await consumer.commit()
 
 
 class WorkerApp:
-    """Everything that a worker is made of.
+    """All parts of a worker.
 
     Args:
         settings: the environment.
 
     Attributes:
         app: the Faust app that runs it.
-        refused: working on this store was found to be unsafe.
+        refused: the preflight found that this store is not safe to use.
+        shutdown: the shutdown deadlines.
 
     Raises:
-        SettingsError: something that a worker needs is missing or unusable; one line.
+        SettingsError: a required setting is missing or unusable; one line.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.shutdown = ShutdownDeadline(settings.anabranch_grace_period_seconds)
         self._connection = broker_connection(settings)
         self.app = _faust_app(settings, self._connection)
         self.app.root = self
         self._store = PostgresStore(
             settings.store_dsn,
-            # Two for each event in work, so that no arm ever waits for one; one for the probe.
+            # Two for each event in flight, so that no arm has to wait for one; one for the probe.
             connections=2 * settings.anabranch_concurrency + 1,
             search_timeout_seconds=settings.anabranch_search_timeout_seconds,
             principals_setting=settings.anabranch_principals_setting,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
         )
+        self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
         self._metrics = Metrics(pool=self._store.connections, lag=self._lag)
         self._health = StoreHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
@@ -163,12 +118,28 @@ class WorkerApp:
         self.refused = False
         self._starting = True
         self._kafka_reachable = True
-        self._trouble = KafkaHealth(lambda: diagnose(self._connection))
-        self.publisher = Publisher(
-            self._connection.client_options(),
-            on_fault=self._kafka_failed,
-            on_success=self._kafka_answered,
-            wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
+        self._kafka_health = KafkaHealth(lambda: diagnose(self._connection))
+        waits = InterruptibleWaits()
+        self.publisher = self._open_publisher(waits)
+        # The input event may have been compressed, and may fit on the dead-letter topic only if compressed.
+        self.dead_letters = self._open_publisher(waits, compression="zstd")
+        topics = (
+            settings.anabranch_input_topic,
+            settings.anabranch_output_topic,
+            settings.anabranch_dead_letter_topic,
+        )
+        self._topic_probe = TopicProbe(
+            self._connection.client_options(), topics, timeout_seconds=_TOPICS_TIMEOUT_SECONDS
+        )
+        self._topics = TopicWatch(
+            self._topic_probe.fetch,
+            topics=topics,
+            input_topic=settings.anabranch_input_topic,
+            assigned_ids=lambda: (
+                cast("Consumer", self.app.consumer).topic_ids if self._partitions() else None
+            ),
+            rejoin=lambda: cast("Consumer", self.app.consumer).rejoin(),
+            interval_seconds=_TOPICS_INTERVAL_SECONDS,
         )
         processor = Processor(
             codec=open_codec(settings),
@@ -176,6 +147,7 @@ class WorkerApp:
             health=self._health,
             count_tokens=count_tokens,
             publish=self.publisher.publish,
+            publish_dead_letter=self.dead_letters.publish,
             metrics=self._metrics,
             profiles=load_profiles(settings),
             default_profile=settings.anabranch_default_profile,
@@ -188,57 +160,93 @@ class WorkerApp:
                 base_seconds=settings.anabranch_retry_base_seconds,
                 max_seconds=settings.anabranch_retry_max_seconds,
             ),
+            waits=waits,
         )
-        self._delivery: Delivery[_Input] = Delivery(
+        self._delivery: Delivery[_InputEvent] = Delivery(
             processor.handle,
+            acknowledge=lambda partition, offset: self._consumer.acknowledge(self._input(partition), offset),
             generation=lambda: int(self.app.consumer_generation_id),
             concurrency=settings.anabranch_concurrency,
+            max_waiting_bytes=_WAITING_BATCHES * settings.anabranch_max_inflated_bytes,
+            pause=lambda partition: self._consumer.pause_fetching(self._input(partition)),
+            resume=lambda partition: self._consumer.resume_fetching(self._input(partition)),
             on_defect=self._delivery_failed,
+            waits=waits,
         )
         self._metrics.in_flight.set_function(lambda: self._delivery.in_flight)
         self._mount()
 
-    async def look(self) -> None:
-        """Look at Kafka and the store once, before anything starts.
+    @property
+    def revocation_seconds(self) -> float:
+        """How long the drain and the commits of a rebalance may take together."""
+        return _REVOCATION_SHARE_OF_REBALANCE * self.settings.anabranch_rebalance_timeout_seconds
+
+    def _open_publisher(self, waits: InterruptibleWaits, compression: str | None = None) -> Publisher:
+        settings = self.settings
+        return Publisher(
+            self._connection.client_options(),
+            on_fault=self._kafka_failed,
+            on_success=self._kafka_answered,
+            wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
+            sleep=waits.sleep,
+            stop_seconds=self.shutdown.seconds_left,
+            compression=compression,
+        )
+
+    async def preflight(self) -> None:
+        """Check Kafka and the store once, before anything starts.
 
         Raises:
-            Refused: Kafka refuses us, working on the store would not be safe, or its connection string is unusable.
-                What else is wrong, an absent server included, is waited for.
+            StartupRefused: this installation cannot read all of Kafka's codecs, Kafka rejects the client, the store is
+                not safe to use, or its connection string is unusable. For all other problems, including an unreachable
+                server, the worker waits.
         """
+        if missing := missing_codecs():
+            raise StartupRefused(f"{MISSING_CODECS} {', '.join(missing)}; {MISSING_CODECS_REMEDY}")
         diagnosis = await diagnose(self._connection)
         if diagnosis is not None and diagnosis.refused:
             raise StartupRefused(str(diagnosis))
         await self._store.open()
         try:
-            await self._health.look()
+            await self._health.check()
         finally:
             await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
         self._starting = False
 
     async def open(self) -> None:
-        """Before any service starts. The store is connected to later, so an absent one is no error."""
+        """Called before any service starts. The store is connected later, so an unreachable one is not an error yet."""
         await self._store.open()
         self.app.add_future(self._watch_store())
-        self.app.add_future(self._trouble.watch())
+        self.app.add_future(self._kafka_health.watch())
+        self.app.add_future(self._lag.watch())
+        self.app.add_future(self._watch_topics())
 
     async def drain(self, *, stopping: bool) -> None:
-        """Let the events in work end, within the grace period; in a rebalance, before the group loses patience."""
-        seconds = self.settings.anabranch_grace_period_seconds
+        """Wait for the events in flight: within the grace period, or in a rebalance within the rebalance timeout."""
+        # Earlier steps may have been slow; the final commit still has to follow.
+        seconds = min(self.settings.anabranch_grace_period_seconds, self.shutdown.seconds_left())
         if not stopping:
-            patience = self.settings.anabranch_rebalance_timeout_seconds
-            seconds = min(seconds, patience * _DRAIN_SHARE_OF_REBALANCE)
+            rebalance_seconds = self.settings.anabranch_rebalance_timeout_seconds
+            seconds = min(
+                seconds, rebalance_seconds * _DRAIN_SHARE_OF_REBALANCE, self._consumer.seconds_left()
+            )
         await self._delivery.drain(seconds)
 
-    def reopen(self) -> None:
-        """Partitions have been assigned."""
-        self._delivery.reopen()
+    def reopen(self, assigned: Collection[TP]) -> None:
+        """Called when partitions have been assigned."""
+        self._delivery.reopen(len(assigned))
+        self._lag.changed()
+
+    def commit_failed(self) -> None:
+        """Called when a commit has failed; it will be retried."""
+        self._metrics.retries.labels("commit_failed").inc()
 
     async def close(self) -> None:
-        """After the last event."""
+        """Called after the last event."""
         await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
 
     def _mount(self) -> None:
-        """The agent and the pages."""
+        """Register the agent and the web pages."""
         app = self.app
         source = app.topic(self.settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
 
@@ -246,7 +254,7 @@ class WorkerApp:
         async def retrieval(stream: Any) -> None:
             events: AsyncIterable[EventT[Any]] = stream.noack().events()
             async for event in events:
-                await self._delivery.admit(_Input(event))
+                self._delivery.admit(_InputEvent(event))
 
         @app.page("/metrics")
         async def metrics(web: Any, request: Any) -> Any:
@@ -262,30 +270,36 @@ class WorkerApp:
         async def ready(web: Any, request: Any) -> Any:
             del request
             partitions = len(self._partitions())
-            kafka_is_up = self._kafka_reachable and self._trouble.reason is None
-            is_ready = self._health.ready and partitions > 0 and kafka_is_up
+            kafka_is_up = self._kafka_reachable and self._kafka_health.reason is None
+            is_ready = self._health.ready and partitions > 0 and kafka_is_up and not self._topics.missing
             body = {
                 "ready": is_ready,
                 "store": self._health.state.value,
                 "kafka": "up" if kafka_is_up else "down",
                 "partitions": partitions,
+                "missing_topics": self._topics.missing,
             }
             return web.json(body, status=200 if is_ready else 503)
 
+    async def _watch_topics(self) -> None:
+        try:
+            await self._topics.watch()
+        finally:
+            # Not in `close`, after which it would connect again: the watching task is cancelled last.
+            await self._topic_probe.close()
+
     async def _watch_store(self) -> None:
-        count_tokens("")  # reads the vocabulary: a quarter of a second that the first event need not pay
+        count_tokens("")  # loads the vocabulary, which takes a quarter of a second, before the first event
         try:
             await self._store.warm_up()
         except TransientError:
-            logger.debug("the pool could not be warmed up; the probe will say why")
+            logger.debug("cannot warm up the connection pool; the probe will log the reason")
         try:
             await self._health.watch()
         except StartupRefused as verdict:
-            logger.critical("refused: %s", verdict)
+            logger.critical("startup refused: %s", verdict)
             self.refused = True
-            signal.raise_signal(
-                signal.SIGTERM
-            )  # ends as an operator would end it: what is in work is seen through
+            signal.raise_signal(signal.SIGTERM)  # stop as on SIGTERM: events in flight are completed
 
     async def _inspect(self) -> Sequence[Finding]:
         setting = self.settings.anabranch_principals_setting
@@ -296,72 +310,71 @@ class WorkerApp:
         except StoreMisconfigured as fault:
             if fault.before_connect and self._starting:
                 raise StartupRefused(str(fault)) from None
-            raise  # a file that it names may be about to be replaced
+            raise  # a file named in the settings may be about to be replaced
         return findings
 
     def _delivery_failed(self, defect: BaseException) -> None:
-        # Its event stays unacknowledged; whoever starts next reads it again.
-        logger.critical("a delivery failed with %s; ending", type(defect).__name__)
+        # The event stays unacknowledged; it is read again after the restart.
+        logger.critical("unexpected %s while delivering an event; stopping the worker", type(defect).__name__)
         self.app.add_future(self.app.crash(defect))
 
     def _kafka_failed(self, error: BaseException) -> None:
         self._metrics.retries.labels("kafka_unavailable").inc()
         if self._kafka_reachable:
-            logger.error("Kafka is not reachable or refuses (%s); trying on", type(error).__name__)
-        self._trouble.occurred()
+            logger.error("Kafka unreachable or rejecting requests (%s); retrying", type(error).__name__)
+        self._kafka_health.report_error()
         self._kafka_reachable = False
 
     def _kafka_answered(self) -> None:
         if not self._kafka_reachable:
-            logger.info("Kafka answers again")
+            logger.info("Kafka accepts requests again")
         self._kafka_reachable = True
 
+    @property
+    def _consumer(self) -> Any:
+        """Faust's consumer, with the additions of `Transport`."""
+        return self.app.consumer
+
+    def _input(self, partition: Any) -> TP:
+        return TP(self.settings.anabranch_input_topic, partition)
+
     def _partitions(self) -> Sequence[TP]:
-        """What this member is assigned of the input topic."""
+        """The partitions of the input topic that are assigned to this member."""
         try:
             assignment = self.app.consumer.assignment()
-        except Exception:  # noqa: BLE001  # not started yet: Faust has several exceptions for that
+        except Exception:  # noqa: BLE001  # not started yet: Faust raises various exceptions then
             return []
         return [tp for tp in assignment if tp.topic == self.settings.anabranch_input_topic]
 
-    def _lag(self) -> Iterable[tuple[int, int]]:
-        consumer: Any = self.app.consumer
-        for tp in self._partitions():
-            end = consumer.highwater(tp)
-            done = consumer._committed_offset.get(tp)  # noqa: SLF001  # Faust tells it nowhere else
-            # Just after a rebalance nobody knows yet what is committed; taken for nothing, it would be the whole log.
-            is_known = tp in consumer._read_offset  # noqa: SLF001  # likewise
-            if end is not None and is_known:
-                yield tp.partition, max(0, end - (done or 0))
 
-
-def _faust_app(settings: Settings, connection: BrokerConnection) -> _App:
+def _faust_app(settings: Settings, connection: BrokerConnection) -> App:
     session = settings.anabranch_session_timeout_seconds
     rebalance = settings.anabranch_rebalance_timeout_seconds
-    return _App(
+    return App(
         settings.anabranch_consumer_group,
         broker=connection.faust_broker(),
         broker_credentials=connection.faust_credentials(),
-        # Bytes in: Faust acknowledges what its own serializers cannot decode before anybody hears of it.
+        # Read raw bytes: Faust silently acknowledges events that its own serializers cannot decode.
         value_serializer="raw",
         key_serializer="raw",
         consumer_auto_offset_reset="earliest",
+        consumer_metadata_max_age_ms=int(1000 * _TOPICS_INTERVAL_SECONDS),
         broker_commit_interval=_COMMIT_INTERVAL_SECONDS,
         broker_session_timeout=session,
         broker_heartbeat_interval=min(session / 4, rebalance * _HEARTBEAT_SHARE_OF_REBALANCE),
         broker_rebalance_timeout=rebalance,
         broker_request_timeout=max(rebalance, session) + 10.0,
         broker_max_poll_interval=settings.anabranch_max_poll_interval_seconds,
-        # Faust's default would hold 4,096 embeddings of 6 KB.
+        # Faust's default would buffer 4,096 embeddings of 6 KB, and one fetch may return a megabyte of events.
         stream_buffer_maxsize=2 * settings.anabranch_concurrency,
-        # It waits without limit for events that are never acknowledged; `_consumer_wait_empty` has one.
+        broker_max_poll_records=2 * settings.anabranch_concurrency,
+        # Faust's own wait has no time limit for events that are never acknowledged; `_consumer_wait_empty` has one.
         stream_wait_empty=False,
         topic_disable_leader=True,
         topic_allow_declare=False,
         table_standby_replicas=0,
-        # Nothing is kept there; a read-only root file system has to do.
-        datadir=tempfile.gettempdir() + "/anabranch",
         web_port=settings.anabranch_web_port,
+        web_bind=str(settings.anabranch_web_bind_address),
         web_stats_enabled=False,
         web_graph_enabled=False,
         web_router_enabled=False,

@@ -1,7 +1,7 @@
-"""What the worker knows of Kafka refusing it: readiness, and one log line that says what has to be mended.
+"""Tracks whether Kafka rejects the worker: for readiness, and to log one line that says what to fix.
 
-The clients connect again and again by themselves, but log what they met in their own words, and Faust's consumer tells
-nobody else. So whenever one of them reports an error, Kafka is asked why, until it answers as it should.
+The clients reconnect automatically, but their log messages do not name the cause, and Faust's consumer does not report
+errors in any other way. So when a client logs an error, Kafka is probed for the reason until it answers correctly.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ _CLIENTS = "aiokafka"
 
 
 class KafkaHealth(logging.Handler):
-    """Listens to the clients' errors, and asks.
+    """Watches the clients' errors, and probes Kafka.
 
     Args:
-        diagnose: why no broker can be talked to; None where one can.
-        interval_seconds: between two questions, at least.
+        diagnose: returns why no broker can be used; None if one can.
+        interval_seconds: minimum time between two probes.
 
     Attributes:
-        reason: why not, or None while all is well.
+        reason: why Kafka rejects the worker, or None if it does not.
     """
 
     def __init__(
@@ -35,54 +35,54 @@ class KafkaHealth(logging.Handler):
         super().__init__(logging.ERROR)
         self._diagnose = diagnose
         self._interval_seconds = interval_seconds
-        self._occurred = asyncio.Event()
+        self._error_reported = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told: str | None = None
+        self._logged_reason: str | None = None
         self.reason: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A client has reported an error; the consumer's does so from a thread of its own."""
+        """Called for each error that a client logs; the consumer does so from its own thread."""
         del record
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.occurred)
+            self._loop.call_soon_threadsafe(self.report_error)
 
-    def occurred(self) -> None:
-        """Something failed; it may be Kafka that refuses."""
-        self._occurred.set()
+    def report_error(self) -> None:
+        """Report a failure, which may mean that Kafka rejects the worker."""
+        self._error_reported.set()
 
     async def watch(self) -> None:
-        """Ask whenever there is trouble, for ever."""
+        """Probe after each failure, indefinitely."""
         self._loop = asyncio.get_running_loop()
         logging.getLogger(_CLIENTS).addHandler(self)
         try:
             while True:
-                await self._occurred.wait()
-                self._occurred.clear()
-                if await self._ask():
-                    self._occurred.set()
-                # Also where all is well: a client may report errors by the second that are none of the connection's.
+                await self._error_reported.wait()
+                self._error_reported.clear()
+                if await self._check():
+                    self._error_reported.set()
+                # Also after a successful probe: a client may log errors every second that have other causes.
                 await asyncio.sleep(self._interval_seconds)
         finally:
             logging.getLogger(_CLIENTS).removeHandler(self)
 
-    async def _ask(self) -> bool:
-        """Whether there is trouble still."""
+    async def _check(self) -> bool:
+        """Probe once; return whether the problem persists."""
         try:
             diagnosis = await self._diagnose()
         except UnusableCertificate as error:
-            self._set_state(str(error), mend=True)
+            self._set_state(str(error), needs_fix=True)
             return True
         if diagnosis is None:
-            if self._told is not None:
-                logger.info("Kafka lets us in again")
-            self.reason = self._told = None
+            if self._logged_reason is not None:
+                logger.info("Kafka connection restored")
+            self.reason = self._logged_reason = None
             return False
-        self._set_state(str(diagnosis), mend=diagnosis.refused)
+        self._set_state(str(diagnosis), needs_fix=diagnosis.refused)
         return True
 
-    def _set_state(self, reason: str, *, mend: bool) -> None:
-        if mend and reason != self._told:
-            # That it is down is told by whoever wants to publish; this is for an operator to mend.
+    def _set_state(self, reason: str, *, needs_fix: bool) -> None:
+        if needs_fix and reason != self._logged_reason:
+            # The publisher logs that Kafka is down; this error requires an operator.
             logger.error("%s", reason)
-            self._told = reason
+            self._logged_reason = reason
         self.reason = reason

@@ -1,7 +1,7 @@
-"""One event's way: decode, retrieve, encode, publish; or the dead-letter topic.
+"""Processes one event: decode, retrieve, encode, publish; or write it to the dead-letter topic.
 
-What may live here: which fault means another attempt, and which the dead-letter topic. Not: Faust, acknowledgement
-order, SQL. `handle` returns when the broker has acknowledged what became of the event.
+Belongs here: which error leads to a retry, and which to the dead-letter topic. Does not belong here: Faust,
+acknowledgement order, SQL. `handle` returns when the broker has acknowledged the result or the dead letter.
 """
 
 import logging
@@ -20,11 +20,11 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from streams.broker.records import Unreadable
 from streams.core.errors import (
     INTERNAL_ERROR,
     Expired,
     GaveUp,
-    ModelMismatch,
     ResultTooLarge,
     SearchTimeout,
     StoreMisconfigured,
@@ -37,22 +37,24 @@ from streams.core.profiles import Profile, RetrievalParams, resolve_params
 from streams.retrieval import Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
-from streams.wire.deadletter import error_headers
+from streams.wire.deadletter import error_headers, fit_headers, placeholder_headers
+from streams.wire.replay_headers import replay_source
+from streams.worker.delivery import InterruptibleWaits
 from streams.worker.store_health import StoreHealth
 
 __all__ = ["InputRecord", "OutagePolicy", "Processor", "Publish"]
 
 logger = logging.getLogger(__name__)
 
-# One event may be this unlucky before it is put aside.
+# An event is dead-lettered after this many failures.
 _MAX_TIMEOUTS = 3
 _MAX_DEFECTS = 3
 
-Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes]]], Awaitable[None]]
+Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes | None]]], Awaitable[None]]
 
 
 class InputRecord(Protocol):
-    """An event as it was read; key, value and headers byte for byte."""
+    """An event as it was read; key, value and headers byte for byte. Or the placeholder of an unreadable batch."""
 
     @property
     def topic(self) -> str: ...
@@ -67,10 +69,10 @@ class InputRecord(Protocol):
     def key(self) -> bytes | None: ...
 
     @property
-    def value(self) -> bytes | None: ...
+    def value(self) -> bytes | Unreadable | None: ...
 
     @property
-    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
     @property
     def read_at(self) -> float: ...
@@ -78,13 +80,13 @@ class InputRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutagePolicy:
-    """What an outage of the store does to an event.
+    """How to handle an event during an outage of the store.
 
     Attributes:
-        then: after `attempts`, keep retrying (``block``) or put the event aside (``dead_letter``).
-        attempts: how many before that.
-        base_seconds: back-off after the first.
-        max_seconds: longest back-off.
+        then: after `attempts`, keep retrying (``block``) or dead-letter the event (``dead_letter``).
+        attempts: number of attempts before that.
+        base_seconds: back-off after the first attempt.
+        max_seconds: maximum back-off.
     """
 
     then: Literal["block", "dead_letter"]
@@ -97,8 +99,10 @@ class Processor:
     """Answers events.
 
     Args:
-        publish: puts a record on a topic; returns when the broker has acknowledged it.
-        embedding_model: the store's; events of another model are refused. None: any.
+        publish: writes a record to a topic; returns when the broker has acknowledged it.
+        publish_dead_letter: the same, with compression.
+        embedding_model: the store's model; events with another model are rejected. None: accept any.
+        waits: for waiting until the next attempt, or for the store.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Processor:
         health: StoreHealth,
         count_tokens: Tokenizer,
         publish: Publish,
+        publish_dead_letter: Publish,
         metrics: Metrics,
         profiles: Mapping[str, Profile],
         default_profile: str,
@@ -116,12 +121,14 @@ class Processor:
         output_topic: str,
         dead_letter_topic: str,
         outage: OutagePolicy,
+        waits: InterruptibleWaits,
     ) -> None:
         self._codec = codec
         self._store = store
         self._health = health
         self._count_tokens = count_tokens
         self._publish = publish
+        self._publish_dead_letter = publish_dead_letter
         self._metrics = metrics
         self._profiles = profiles
         self._default_profile = default_profile
@@ -129,15 +136,19 @@ class Processor:
         self._output_topic = output_topic
         self._dead_letter_topic = dead_letter_topic
         self._outage = outage
+        self._waits = waits
         self._last_success = -1.0
         self._back_off = wait_random_exponential(
             multiplier=2 * outage.base_seconds, min=outage.base_seconds, max=outage.max_seconds
         )
 
     async def handle(self, record: InputRecord) -> None:
-        """See one event through to the broker's acknowledgement."""
-        if record.value is None:  # a tombstone asks nothing
+        """Process one event until the broker has acknowledged its result or dead letter."""
+        if record.value is None:  # a tombstone is not an event
             self._metrics.events.labels("skipped").inc()
+            return
+        if isinstance(record.value, Unreadable):
+            await self._dead_letter_unreadable(record, record.value)
             return
         try:
             await self._answer_with_retries(record, record.value)
@@ -148,8 +159,9 @@ class Processor:
         tracker = _AttemptTracker(self._outage, began=time.monotonic())
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_is_retriable),
-            # Between base and twice as much at first, between base and max in the end: jitter all the way.
+            # The wait is random between base and a bound that grows from twice the base to max.
             wait=self._back_off,
+            sleep=self._waits.sleep,
             reraise=True,
         ):
             with attempt:
@@ -160,10 +172,10 @@ class Processor:
 
         Raises:
             TerminalError: the event cannot succeed, or has failed often enough.
-            Exception: anything else is worth another attempt.
+            Exception: any other error; the event is retried.
         """
         try:
-            await self._answer(record, value)
+            await self._answer(record, value, tracker)
         except TerminalError:
             raise
         except TransientError as fault:
@@ -175,142 +187,196 @@ class Processor:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
             # The traceback names code only; an exception's own text may quote the event.
             logger.error(  # noqa: TRY400
-                "unforeseen %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
+                "unexpected %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
             )
             tracker.count_defect(defect)
             raise
 
     async def _others_succeed(self, fault: TransientError, began: float) -> bool:
-        """Whether a timeout is this event's own.
+        """Whether a timeout is caused by this event itself.
 
-        Another event's success during the very attempt cannot be asked for: while this one is not acknowledged, it may
-        hold all others back. A success from before the store froze proves nothing, hence the sign of life.
+        This cannot require that another event succeeds during the same attempt: while this event is unacknowledged, it
+        may block all others. A success before the store froze proves nothing, hence the ping.
         """
-        return (
-            isinstance(fault, SearchTimeout) and self._last_success > began and await self._health.answers()
-        )
+        return isinstance(fault, SearchTimeout) and self._last_success > began and await self._health.ping()
 
-    async def _answer(self, record: InputRecord, value: bytes) -> None:
+    async def _answer(self, record: InputRecord, value: bytes, tracker: "_AttemptTracker") -> None:
         metrics = self._metrics
-        clock = perf_counter()
-        query = self._codec.decode_query(value)
-        rules = self._judge(query)
-        metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
+        if tracker.decoded is None:
+            clock = perf_counter()
+            query = self._codec.decode_query(value)
+            tracker.decoded = query, self._resolve_params(query)
+            metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
+        query, params = tracker.decoded
 
-        await self._health.admitted()
-        _refuse_expired(query)  # that may have been a long wait
-        retrieved = await retrieve(query, rules, self._store, self._count_tokens, started=record.read_at)
+        with self._waits.pause():
+            await self._health.wait_admitted()
+        _refuse_expired(query)  # waiting may have taken long
+        retrieved = await retrieve(
+            query,
+            params,
+            self._store,
+            self._count_tokens,
+            started=record.read_at,
+            on_stage=tracker.enter,
+        )
         self._last_success = time.monotonic()
-        self._health.succeeded()
+        self._health.report_success()
         metrics.stage_duration.labels("search").observe(retrieved.search_seconds)
         metrics.stage_duration.labels("assemble").observe(retrieved.assemble_seconds)
         for scope, seconds in retrieved.arm_seconds.items():
             metrics.search_duration.labels(scope).observe(seconds)
 
+        tracker.enter("encode")
         clock = perf_counter()
         payload = self._codec.encode_result(retrieved.result)
         metrics.stage_duration.labels("encode").observe(perf_counter() - clock)
 
+        tracker.enter("publish")
         clock = perf_counter()
         await self._publish(self._output_topic, record.key, payload, record.headers)
         metrics.stage_duration.labels("publish").observe(perf_counter() - clock)
-        self._count_answer(query, retrieved.result, record.read_at)
+        self._count_answer(query, retrieved.result, record)
 
-    def _judge(self, query: QueryEmbedding) -> RetrievalParams:
-        """Look at what the contract cannot know: this worker's profiles, its model, the time.
+    def _resolve_params(self, query: QueryEmbedding) -> RetrievalParams:
+        """Check what the contract cannot: this worker's profiles, its model, and the time.
 
         Raises:
-            UnknownProfile, ModelMismatch, Expired: what they say.
+            UnknownProfile, ModelMismatch, Expired: if the respective check fails.
         """
-        rules = resolve_params(query, self._profiles, self._default_profile)
-        model = self._embedding_model
-        if model is not None and query.embedding_model is not None and query.embedding_model != model:
-            raise ModelMismatch("the event was embedded by another model than the store's")
+        params = resolve_params(
+            query, self._profiles, self._default_profile, embedding_model=self._embedding_model
+        )
         _refuse_expired(query)
-        return rules
+        return params
 
-    def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, read_at: float) -> None:
+    def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, record: InputRecord) -> None:
         metrics, profile = self._metrics, result.profile
         metrics.events.labels("answered").inc()
-        metrics.event_duration.labels(profile).observe(perf_counter() - read_at)
-        # Clocks differ between machines: an event from the future has no age.
-        metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
+        metrics.event_duration.labels(profile).observe(perf_counter() - record.read_at)
+        # The age of a replayed event depends on when somebody replayed it.
+        if replay_source(record.headers) is None:
+            # Clocks differ between machines: an event from the future has age 0.
+            metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
         metrics.passages_returned.labels(profile).observe(result.k_returned)
         metrics.tokens_used.labels(profile).observe(result.tokens_used)
 
     async def _dead_letter(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
+        headers = error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset)
+        try:
+            await self._publish_dead_letter(
+                self._dead_letter_topic, record.key, value, [*record.headers, *headers]
+            )
+        except ResultTooLarge:
+            at = record.offset
+            headers = [*headers, *placeholder_headers(first=at, last=at, size=len(value))]
+            await self._publish_placeholder(record.key, record.headers, headers)
+        self._count_dead_letter(record, record.offset, error)
+
+    async def _dead_letter_unreadable(self, record: InputRecord, batch: Unreadable) -> None:
+        """Dead-letter an unreadable batch: only the offsets of its events are known."""
         headers = [
-            *record.headers,
-            *error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset),
+            *error_headers(batch.error, topic=record.topic, partition=record.partition, offset=batch.first),
+            *placeholder_headers(first=batch.first, last=batch.last, size=batch.size),
         ]
+        await self._publish_placeholder(None, (), headers)
+        self._count_dead_letter(record, batch.first, batch.error)
+
+    async def _publish_placeholder(
+        self, key: bytes | None, own: Sequence[tuple[str, bytes | None]], added: Sequence[tuple[str, bytes]]
+    ) -> None:
+        """Dead-letter an event without its value, with as much of its key and headers as the topic accepts."""
         async for attempt in AsyncRetrying(
-            # There is nowhere else to put it: until the topic is mended, the partition stands still.
+            # There is no other place for it: the partition is blocked until the topic is fixed.
             retry=retry_if_exception_type(ResultTooLarge),
             wait=self._back_off,
+            sleep=self._waits.sleep,
             before_sleep=self._log_dlq_too_small,
         ):
             with attempt:
-                await self._publish(self._dead_letter_topic, record.key, value, headers)
+                room = len(key or b"") + sum(len(name.encode()) + len(value or b"") for name, value in own)
+                while True:
+                    kept_key, kept = fit_headers(key, own, room)
+                    try:
+                        await self._publish_dead_letter(
+                            self._dead_letter_topic, kept_key, b"", [*kept, *added]
+                        )
+                    except ResultTooLarge:
+                        if room == 0:
+                            raise
+                        room //= 2
+                    else:
+                        break
+
+    def _count_dead_letter(self, record: InputRecord, offset: int, error: TerminalError) -> None:
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.events.labels("dead_lettered").inc()
         logger.warning(
-            "dead letter %s at %s[%d]@%d: %s",
-            error.code,
-            record.topic,
-            record.partition,
-            record.offset,
-            error,
+            "dead letter %s at %s[%d]@%d: %s", error.code, record.topic, record.partition, offset, error
         )
 
     def _log_dlq_too_small(self, attempts: RetryCallState) -> None:
         if attempts.attempt_number == 1:
             logger.error(
-                "%s does not take a dead letter of this size; its max.message.bytes has to be 64 KiB above the input"
-                " topic's: run `anabranch check`",
+                "%s rejects even a dead letter without its event; set its max.message.bytes at least 64 KiB above the"
+                " input topic's: run `anabranch check`",
                 self._dead_letter_topic,
             )
 
 
 class _AttemptTracker:
-    """What has befallen one event, and when it has been enough."""
+    """Counts the failed attempts of one event, and decides when to give up.
+
+    Attributes:
+        began: time of the first attempt (monotonic, seconds).
+        decoded: the event and its retrieval parameters; None until an attempt has decoded it.
+        stage: the stage that was entered last.
+    """
 
     def __init__(self, outage: OutagePolicy, *, began: float) -> None:
         self.began = began
+        self.decoded: tuple[QueryEmbedding, RetrievalParams] | None = None
+        self.stage = "decode"
         self._outage = outage
         self._outages = 0
         self._timeouts = 0
         self._defects = 0
 
+    def enter(self, stage: str) -> None:
+        self.stage = stage
+
     def count(self, fault: TransientError, *, others_succeed: bool) -> None:
-        """Count a transient fault.
+        """Count a transient error.
 
         Args:
-            fault: what the attempt met.
-            others_succeed: the store answers, and has answered another event since this one was first attempted.
+            fault: the attempt's error.
+            others_succeed: the store answers, and has answered another event since this event's first attempt.
 
         Raises:
-            GaveUp: it has been enough.
+            GaveUp: the event has failed too often.
         """
         if isinstance(fault, StoreMisconfigured):
-            return  # no event's fault: never a dead letter
+            return  # the event is not at fault: never a dead letter
         if isinstance(fault, SearchTimeout) and others_succeed:
-            # So it is this event, and it must not block its partition for ever.
+            # So this event is the cause, and it must not block its partition indefinitely.
             self._timeouts += 1
             if self._timeouts >= _MAX_TIMEOUTS:
-                raise GaveUp(fault.code, f"timed out {self._timeouts} times while others succeeded")
+                raise GaveUp(
+                    fault.code, f"the search timed out {self._timeouts} times while other events succeeded"
+                )
         self._outages += 1
         if self._outage.then == "dead_letter" and self._outages >= self._outage.attempts:
-            raise GaveUp(StoreUnavailable.code, f"the store was unavailable {self._outages} times")
+            raise GaveUp(StoreUnavailable.code, f"the store was unavailable in {self._outages} attempts")
 
     def count_defect(self, defect: Exception) -> None:
-        """Count an exception that nobody foresaw.
+        """Count an unexpected exception.
 
         Raises:
-            GaveUp: it has been enough.
+            GaveUp: the event has failed too often.
         """
         self._defects += 1
         if self._defects >= _MAX_DEFECTS:
-            raise GaveUp(INTERNAL_ERROR, f"unforeseen {_where(defect)}", stage="assemble") from defect
+            raise GaveUp(INTERNAL_ERROR, f"unexpected {_where(defect)}", stage=self.stage) from defect
 
 
 def _refuse_expired(query: QueryEmbedding) -> None:

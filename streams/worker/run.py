@@ -1,60 +1,57 @@
 """Running the worker process."""
 
 import asyncio
+import errno
+import logging
+import os
 import socket
 import sys
+from ipaddress import IPv4Address, IPv6Address
 from typing import NoReturn
 
-import faust
 import uvloop
 
 from streams.settings import Settings, SettingsError
+from streams.terminal import printable
 from streams.worker.app import WorkerApp
+from streams.worker.faust_internals import Worker
 from streams.worker.store_health import StartupRefused
 
 __all__ = ["run_worker"]
 
 
-class _Worker(faust.Worker):
-    """Faust's worker with its signal handling, without its way of logging and its spinner."""
-
-    def _setup_logging(self) -> None:
-        """Leave logging as it was configured."""
-
-    def _setproctitle(self, info: str, *, ident: str = "anabranch") -> None:
-        """Leave the process's title: it is how people find it."""
-
-    def on_worker_shutdown(self) -> None:
-        """Say nothing."""
-
-
-def _check_port(port: int) -> None:
-    """See that the web server will get its port; found out later, it would end the worker with a trace of Faust's."""
-    with socket.socket() as probe:
+def _check_port(address: IPv4Address | IPv6Address, port: int) -> None:
+    """Check that the web server can bind its port; otherwise Faust would crash later with a traceback."""
+    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6) as probe:  # noqa: PLR2004
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((str(address), port))
         except OSError as error:
-            raise SettingsError(f"ANABRANCH_WEB_PORT: port {port} cannot be used: {error.strerror}") from None
+            setting = "BIND_ADDRESS" if error.errno == errno.EADDRNOTAVAIL else "PORT"
+            raise SettingsError(
+                f"ANABRANCH_WEB_{setting}: cannot bind port {port} on {address}: {error.strerror}"
+            ) from None
 
 
 def run_worker(settings: Settings) -> NoReturn:
-    """Run until a signal; exits with 0 after SIGTERM or SIGINT, with 1 where the store refuses or something breaks.
+    """Run until a signal. Exits with 0 after SIGTERM or SIGINT, with 1 if startup is refused or the worker crashes.
 
     Raises:
-        SettingsError: something that a worker needs is missing or unusable.
+        SettingsError: a required setting is missing or unusable.
     """
-    _check_port(settings.anabranch_web_port)
+    _check_port(settings.anabranch_web_bind_address, settings.anabranch_web_port)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    anabranch = WorkerApp(settings)
+    worker_app = WorkerApp(settings)
     try:
-        loop.run_until_complete(anabranch.look())
+        loop.run_until_complete(worker_app.preflight())
     except StartupRefused as verdict:
-        sys.exit(f"anabranch: refused: {verdict}")
-    worker = _Worker(anabranch.app, loop=loop, redirect_stdouts=False, quiet=True)
-    worker.spinner = None
+        sys.exit(printable(f"anabranch: startup refused: {verdict}"))
+    worker = Worker(worker_app.app, loop=loop)
     try:
         worker.execute_from_commandline()
     except SystemExit as end:
-        sys.exit(1 if anabranch.refused else end.code)
+        code = 1 if worker_app.refused or end.code else 0
+    # Everything is stopped and closed. Freeing the memory would take Python half a second, longer on a busy machine.
+    logging.shutdown()
+    os._exit(code)

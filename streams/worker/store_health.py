@@ -1,7 +1,7 @@
-"""What the worker knows of the store's health: readiness, one log line a change, and who may start.
+"""Tracks the store's health: for readiness, for one log line per change, and to decide when events may start.
 
-Events report what they met; the probe says what is true. A state is told once when it changes, however many events
-meet it.
+Events report the errors they meet; the probe verifies the state. Each state is logged once when it changes, however
+many events meet it.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Protocol
 
 from streams.core.errors import StoreMisconfigured, TransientError
 
-__all__ = ["StartupRefused", "StoreHealth", "StoreState", "Verdict"]
+__all__ = ["PreflightFinding", "StartupRefused", "StoreHealth", "StoreState"]
 
 logger = logging.getLogger(__name__)
 
 
 class StoreState(Enum):
-    """As the readiness page tells it."""
+    """The state as shown on the readiness page."""
 
     UNKNOWN = "unknown"
     UP = "up"
@@ -26,11 +26,11 @@ class StoreState(Enum):
     MISCONFIGURED = "misconfigured"
 
 
-class StartupRefused(Exception):  # a verdict, not a fault
-    """Working would not be safe, or cannot begin with these settings; the worker must end."""
+class StartupRefused(Exception):  # a decision, not an error
+    """Running would be unsafe, or is impossible with these settings; a starting worker must exit."""
 
 
-class Verdict(Protocol):
+class PreflightFinding(Protocol):
     """One finding of the preflight."""
 
     @property
@@ -44,21 +44,21 @@ class Verdict(Protocol):
 
 
 class StoreHealth:
-    """The state of the store, kept true by `watch`.
+    """The state of the store, kept up to date by `watch`.
 
     Args:
-        probe: asks for a sign of life; raises TransientError.
-        inspect: the preflight's findings, on a connection like those that search; raises TransientError.
-        interval_seconds: between two probes; readiness follows an outage within about two of them.
-        inspect_every: a full preflight every so many probes, so that a role that became unsafe is noticed.
-        silence_seconds: a misconfiguration that the preflight does not see counts for so long after an event met it.
+        probe: pings the store; raises TransientError.
+        inspect: returns the preflight's findings, on a connection like those for searches; raises TransientError.
+        interval_seconds: time between two probes; readiness follows an outage within about two of them.
+        inspect_every: number of probes between full preflights, which notice a role that has become unsafe.
+        quiet_period_seconds: how long a misconfiguration reported by an event counts if the preflight does not see it.
     """
 
     def __init__(
         self,
         *,
         probe: Callable[[], Awaitable[None]],
-        inspect: Callable[[], Awaitable[Sequence[Verdict]]],
+        inspect: Callable[[], Awaitable[Sequence[PreflightFinding]]],
         interval_seconds: float = 1.0,
         inspect_every: int = 60,
         quiet_period_seconds: float = 30.0,
@@ -68,8 +68,9 @@ class StoreHealth:
         self._interval_seconds = interval_seconds
         self._inspect_every = inspect_every
         self._quiet_period_seconds = quiet_period_seconds
-        self._admitted = asyncio.Event()
-        # When an event last met a misconfiguration that the preflight did not see (loop time, seconds).
+        self._preflight_passed = asyncio.Event()
+        self._withdrawn = False  # whether admission is withdrawn
+        # When an event last reported a misconfiguration that the preflight did not see (loop time, seconds).
         self._reported_at: float | None = None
         self._successes = 0
         self.state = StoreState.UNKNOWN
@@ -77,27 +78,28 @@ class StoreHealth:
 
     @property
     def ready(self) -> bool:
-        return self.state is StoreState.UP and self._admitted.is_set()
+        return self.state is StoreState.UP and self._preflight_passed.is_set()
 
-    async def admitted(self) -> None:
-        """Wait until a preflight has passed: before that nobody knows whether searching is safe."""
-        await self._admitted.wait()
+    async def wait_admitted(self) -> None:
+        """Wait until a preflight has passed: before that, searching may be unsafe."""
+        await self._preflight_passed.wait()
 
     def report(self, fault: TransientError) -> None:
-        """An event met a fault. Only misconfiguration is taken at its word: a probe cannot see a missing table."""
+        """Report an event's error. Only misconfiguration is believed at once: a probe cannot see a missing table."""
         if isinstance(fault, StoreMisconfigured):
             self._reported_at = asyncio.get_running_loop().time()
             self._set_state(StoreState.MISCONFIGURED, str(fault))
 
-    def succeeded(self) -> None:
-        """A search worked: whatever was misconfigured is mended."""
+    def report_success(self) -> None:
+        """Report a successful search: any misconfiguration has been fixed."""
         self._reported_at = None
         self._successes += 1
-        if self.state is StoreState.MISCONFIGURED:
+        # If admission is withdrawn, a successful search had started before, or found no rows.
+        if self.state is StoreState.MISCONFIGURED and not self._withdrawn:
             self._set_state(StoreState.UP, "a search succeeded")
 
-    async def answers(self) -> bool:
-        """Ask for a sign of life now; an event that timed out may have met a store that is frozen or locked."""
+    async def ping(self) -> bool:
+        """Ping the store now: after a timeout, the store may be frozen or locked."""
         try:
             await self._probe()
         except TransientError:
@@ -105,58 +107,64 @@ class StoreHealth:
         return True
 
     async def watch(self) -> None:
-        """Probe for ever.
+        """Probe indefinitely.
 
         Raises:
-            Refused: the preflight says that working on this store is not safe.
+            StartupRefused: the first preflight finds that the store is not safe to use.
         """
         probes = 0
         while True:
-            due = not self._admitted.is_set() or probes % self._inspect_every == 0
-            # A sign of life mends nothing: behind an outage an index may still be missing.
-            await self.look(thoroughly=due or self.state is not StoreState.UP)
+            due = not self._preflight_passed.is_set() or probes % self._inspect_every == 0
+            # A successful ping is not enough: after an outage, an index may still be missing.
+            await self.check(full=due or self.state is not StoreState.UP)
             probes += 1
             await asyncio.sleep(self._interval_seconds)
 
-    async def look(self, *, thoroughly: bool = True) -> None:
+    async def check(self, *, full: bool = True) -> None:
         """Probe once, or run the whole preflight.
 
         Raises:
-            Refused: the preflight says that working on this store is not safe.
+            StartupRefused: the first preflight finds that the store is not safe to use.
         """
         successes = self._successes
         try:
-            if thoroughly:
+            if full:
                 await self._preflight()
             else:
                 await self._probe()
-                self._set_state(StoreState.UP, "it answers")
+                self._set_state(StoreState.UP, "the store answers")
         except StoreMisconfigured as fault:
-            if self._successes == successes:  # else it was mended while we looked
+            if self._successes == successes or self._withdrawn:  # otherwise it was fixed during the preflight
                 self._set_state(StoreState.MISCONFIGURED, str(fault))
         except TransientError as fault:
             self._set_state(StoreState.DOWN, str(fault))
         except StartupRefused:
             raise
-        except Exception as defect:  # noqa: BLE001  # watching must not end: readiness would stay what it was
-            self._set_state(StoreState.DOWN, f"unforeseen {type(defect).__name__}")
+        except Exception as defect:  # noqa: BLE001  # watching must not stop: readiness would be stale
+            self._set_state(StoreState.DOWN, f"unexpected {type(defect).__name__}")
 
     async def _preflight(self) -> None:
         findings = await self._inspect()
         refused = [finding for finding in findings if finding.level == "refused"]
         if refused:
-            self._admitted.clear()
-            raise StartupRefused("; ".join(f"{finding.detail} ({finding.remedy})" for finding in refused))
+            reason = "; ".join(f"{finding.detail} ({finding.remedy})" for finding in refused)
+            if not (self._preflight_passed.is_set() or self._withdrawn):
+                raise StartupRefused(reason)
+            # It was safe with these settings, so the store has changed, and a restart would not help.
+            self._preflight_passed.clear()
+            self._withdrawn = True
+            raise StoreMisconfigured(reason)
         unready = [finding for finding in findings if finding.level == "unready"]
         if unready:
             raise StoreMisconfigured("; ".join(f"{finding.detail}: {finding.remedy}" for finding in unready))
-        if not self._admitted.is_set():
+        if not self._preflight_passed.is_set():
             for finding in findings:
                 if finding.level == "warning":
                     logger.warning("preflight: %s (%s)", finding.detail, finding.remedy)
-        self._admitted.set()
+        self._preflight_passed.set()
+        self._withdrawn = False
         if self._reported_at is not None:
-            # The preflight does not see what events met: they retry, so silence is the only other sign of mending.
+            # The preflight does not see the events' errors. Events retry, so a quiet period means that it is fixed.
             if asyncio.get_running_loop().time() - self._reported_at < self._quiet_period_seconds:
                 return
             self._reported_at = None

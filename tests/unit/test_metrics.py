@@ -35,6 +35,8 @@ DEAD_LETTERS = {
     "model_mismatch",
     "expired",
     "result_too_large",
+    "unreadable_batch",
+    "record_too_large",
     "store_unavailable",
     "search_timeout",
     "internal_error",
@@ -45,6 +47,7 @@ RETRIES = {
     "store_misconfigured",
     "internal_error",
     "kafka_unavailable",
+    "commit_failed",
 }
 
 

@@ -30,7 +30,7 @@ class Server:
     """A store that answers what it is told to, and counts how often it was asked."""
 
     def __init__(self, *, inspect_every: int = 1_000_000, quiet_period_seconds: float = 30.0) -> None:
-        self.fault: BaseException | None = None
+        self.error: BaseException | None = None
         self.findings: Sequence[Finding] = ()
         self.probes = 0
         self.inspections = 0
@@ -44,13 +44,13 @@ class Server:
 
     async def probe(self) -> None:
         self.probes += 1
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error
 
     async def inspect(self) -> Sequence[Finding]:
         self.inspections += 1
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error
         return self.findings
 
     @property
@@ -84,7 +84,7 @@ async def test_a_passed_preflight_is_readiness() -> None:
     server = Server()
     async with server.watched():
         async with asyncio.timeout(1):
-            await server.health.admitted()
+            await server.health.wait_admitted()
         await server.turns()
         assert (server.health.state, server.health.ready) == (UP, True)
     # One preflight is enough; from then on a sign of life is.
@@ -96,27 +96,27 @@ async def test_an_outage_is_readiness_lost_and_found_again() -> None:
     server = Server()
     async with server.watched():
         await server.turns()
-        server.fault = StoreUnavailable("PostgreSQL is not reachable")
+        server.error = StoreUnavailable("PostgreSQL is unreachable")
         await server.turns()
         assert (server.health.state, server.health.ready) == (DOWN, False)
-        assert server.health.reason == "PostgreSQL is not reachable"
-        server.fault = SearchTimeout("no answer in time")
+        assert server.health.reason == "PostgreSQL is unreachable"
+        server.error = SearchTimeout("no answer in time")
         await server.turns()
         assert server.health.state is DOWN
-        server.fault = None
+        server.error = None
         await server.turns()
         assert (server.health.state, server.health.ready) == (UP, True)
 
 
 async def test_events_wait_for_a_preflight_that_passes() -> None:
     server = Server()
-    server.fault = StoreUnavailable("starting up")
-    waiting = asyncio.create_task(server.health.admitted())
+    server.error = StoreUnavailable("starting up")
+    waiting = asyncio.create_task(server.health.wait_admitted())
     async with server.watched():
         await server.turns()
         assert not waiting.done()
         assert server.probes == 0  # a sign of life is no admission
-        server.fault = None
+        server.error = None
         server.findings = [Finding("unready")]
         await server.turns()
         assert not waiting.done()
@@ -132,14 +132,14 @@ async def test_an_outage_after_that_does_not_take_the_admission_back() -> None:
     server = Server()
     async with server.watched():
         await server.turns()
-        server.fault = StoreUnavailable("down")
+        server.error = StoreUnavailable("down")
         await server.turns()
         async with asyncio.timeout(1):
-            await server.health.admitted()
+            await server.health.wait_admitted()
         assert not server.health.ready
 
 
-async def test_a_missing_index_is_told_with_its_remedy_and_looked_for_again() -> None:
+async def test_a_missing_index_is_reported_with_its_remedy_and_checked_again() -> None:
     server = Server()
     server.findings = [Finding("ok", "fine", ""), Finding("unready")]
     async with server.watched():
@@ -163,19 +163,35 @@ async def test_an_unsafe_role_ends_the_watch() -> None:
     assert not server.health.ready
 
 
-async def test_a_role_that_becomes_unsafe_is_noticed() -> None:
+async def test_a_store_that_becomes_unsafe_holds_events_back_until_it_is_safe_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="streams")
     server = Server(inspect_every=5)
-    watch = asyncio.create_task(server.health.watch())
-    await server.turns(8)
-    assert server.health.ready
-    server.findings = [Finding("refused")]
-    async with asyncio.timeout(1):
-        with pytest.raises(StartupRefused):
-            await watch
-    assert not server.health.ready
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await server.health.admitted()
+    async with server.watched():
+        await server.turns(8)
+        assert server.health.ready
+        server.findings = [Finding("refused", "row-level security of documents is not enabled")]
+        await server.turns(12)
+        server.health.report_success()  # of a search that began before, or that found no rows
+        await server.turns()
+        assert (server.health.state, server.health.ready) == (MISCONFIGURED, False)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await server.health.wait_admitted()
+        server.findings = ()
+        async with asyncio.timeout(1):
+            await server.health.wait_admitted()
+        await server.turns()
+        assert server.health.ready
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "store is up: preflight passed"),
+        (
+            "ERROR",
+            "store is misconfigured: row-level security of documents is not enabled (run `anabranch migrate`)",
+        ),
+        ("INFO", "store is up: preflight passed"),
+    ]
 
 
 async def test_only_a_misconfiguration_is_taken_at_an_event_s_word() -> None:
@@ -197,7 +213,7 @@ async def test_a_preflight_that_sees_nothing_does_not_contradict_an_event() -> N
         await server.turns()
         assert (server.health.state, server.health.reason) == (MISCONFIGURED, "permission denied")
         # The event tries again: a search that works settles it.
-        server.health.succeeded()
+        server.health.report_success()
         assert server.health.ready
         await server.turns()
         assert server.health.ready
@@ -215,19 +231,19 @@ async def test_an_event_that_is_never_heard_of_again_does_not_keep_the_worker_un
         assert server.health.ready
 
 
-async def test_an_outage_on_top_of_a_misconfiguration_does_not_mend_it() -> None:
+async def test_an_outage_on_top_of_a_misconfiguration_does_not_fix_it() -> None:
     server = Server()
     async with server.watched():
         await server.turns()
         server.health.report(StoreMisconfigured("permission denied"))
-        server.fault = StoreUnavailable("down")
+        server.error = StoreUnavailable("down")
         await server.turns()
         assert server.health.state is DOWN
-        server.fault = None
+        server.error = None
         await server.turns()
         assert not server.health.ready
         server.health.report(StoreMisconfigured("permission denied"))
-        server.health.succeeded()
+        server.health.report_success()
         assert server.health.ready
 
 
@@ -241,11 +257,11 @@ async def test_an_index_that_is_missing_behind_an_outage_is_still_missing_after_
         server.findings = [Finding("unready")]
         await server.turns(10)
         assert server.health.state is MISCONFIGURED
-        server.fault = StoreUnavailable("down")
+        server.error = StoreUnavailable("down")
         await server.turns()
         assert server.health.state is DOWN
         caplog.clear()
-        server.fault = None
+        server.error = None
         await server.turns(10)
         assert server.health.state is MISCONFIGURED
     assert [record.getMessage() for record in caplog.records] == [
@@ -266,11 +282,11 @@ async def test_a_preflight_that_a_success_overtook_is_out_of_date() -> None:
 
     health = StoreHealth(probe=server.probe, inspect=inspect_slowly)
     health.report(StoreMisconfigured("a table is missing"))
-    look = asyncio.create_task(health.look())
+    check = asyncio.create_task(health.check())
     await looked.wait()
     server.findings = ()  # mended, and an event finds out before the preflight that began earlier ends
-    health.succeeded()
-    await look
+    health.report_success()
+    await check
     assert health.state is UP
 
 
@@ -278,9 +294,9 @@ async def test_a_success_says_nothing_about_an_outage() -> None:
     server = Server()
     async with server.watched():
         await server.turns()
-        server.fault = StoreUnavailable("down")
+        server.error = StoreUnavailable("down")
         await server.turns()
-        server.health.succeeded()  # one that was still under way
+        server.health.report_success()  # one that was still under way
         assert server.health.state is DOWN
 
 
@@ -289,26 +305,26 @@ async def test_a_change_is_one_line_however_often_it_is_met(caplog: pytest.LogCa
     server = Server()
     async with server.watched():
         await server.turns()
-        server.fault = StoreUnavailable("PostgreSQL is not reachable")
+        server.error = StoreUnavailable("PostgreSQL is unreachable")
         await server.turns(10)
-        server.fault = None
+        server.error = None
         await server.turns(10)
         for _ in range(10):
             server.health.report(StoreMisconfigured("a table is missing; run `anabranch migrate`"))
             server.health.report(StoreUnavailable("reset"))
         await server.turns()
         for _ in range(10):
-            server.health.succeeded()
+            server.health.report_success()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "store is up: preflight passed"),
-        ("ERROR", "store is down: PostgreSQL is not reachable"),
+        ("ERROR", "store is down: PostgreSQL is unreachable"),
         ("INFO", "store is up: preflight passed"),
         ("ERROR", "store is misconfigured: a table is missing; run `anabranch migrate`"),
         ("INFO", "store is up: a search succeeded"),
     ]
 
 
-async def test_warnings_of_the_preflight_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_of_the_preflight_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="streams")
     server = Server(inspect_every=2)
     server.findings = [Finding("warning", "storage is EXTENDED", "SET STORAGE PLAIN"), Finding("ok")]

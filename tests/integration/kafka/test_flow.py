@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 import asyncpg
-import pytest
 from aiokafka.structs import ConsumerRecord
 
 from tests.conftest import Database
@@ -55,7 +54,6 @@ def percentile(latencies: list[float], share: float) -> float:
     return latencies[int(share * (len(latencies) - 1))]
 
 
-@pytest.mark.xfail(strict=True, reason="after a burst the fetch loop sleeps for a second at a time")
 async def test_a_burst_leaves_no_stalls_behind(
     database: Database,
     channel: Channel,
@@ -85,7 +83,6 @@ async def test_a_burst_leaves_no_stalls_behind(
     assert p95 < 0.5 + 3 * before_p95  # 200 ms are required; the machine may be busy
 
 
-@pytest.mark.xfail(strict=True, reason="the duration does not count the time in the queue")
 async def test_the_duration_counts_the_time_in_the_queue(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
@@ -106,7 +103,6 @@ async def test_the_duration_counts_the_time_in_the_queue(
     assert samples.value("anabranch_event_duration_seconds_bucket", profile="docs", le="1.0") == 0
 
 
-@pytest.mark.xfail(strict=True, reason="finished events that are not acknowledged occupy slots")
 async def test_slow_events_do_not_delay_other_partitions(
     database: Database,
     channel: Channel,

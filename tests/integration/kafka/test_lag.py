@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 import asyncpg
-import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
@@ -51,7 +50,6 @@ async def until_reported(worker: Worker, expected: dict[tuple[str, ...], float])
     assert reported == expected
 
 
-@pytest.mark.xfail(strict=True, reason="end offsets are known from fetches only, so lag stands still")
 async def test_the_lag_grows_while_the_store_is_frozen(
     database: Database,
     channel: Channel,
@@ -81,7 +79,6 @@ async def test_the_lag_grows_while_the_store_is_frozen(
     await until_reported(worker, NONE)
 
 
-@pytest.mark.xfail(strict=True, reason="an emptied log is counted from offset 0")
 async def test_an_emptied_log_has_no_lag(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:

@@ -5,7 +5,8 @@ a mistyped name would take events in silence.
 """
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.conftest import Database
 from tests.integration.corpora import unit_vectors
-from tests.integration.harness import Channel, Worker, until
+from tests.integration.harness import Channel, Worker, anabranch, as_json, query, until
 from tests.integration.kafka.apache_kafka import ApacheKafka
 
 VECTOR = unit_vectors(1, 3)[0]
@@ -40,7 +41,35 @@ def missing(broker: ApacheKafka) -> Channel:
     return Channel(broker.bootstrap_servers, f"t{uuid4().hex[:8]}", producer=None)
 
 
-@pytest.mark.xfail(strict=True, reason="a worker creates its topics and does not say that they were missing")
+@pytest.mark.parametrize(
+    ("command", "topic"),
+    [
+        (("publish", "-"), "input"),
+        (("tail",), "output"),
+        (("tail", "--dead-letters"), "dead_letters"),
+        (("validate", "--sample"), "dead_letters"),
+        (("replay",), "dead_letters"),
+        (("replay", "--apply"), "dead_letters"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
+async def test_a_command_says_which_topic_is_missing_and_does_not_create_it(
+    missing: Channel, figures: Callable[[str], None], command: tuple[str, ...], topic: str
+) -> None:
+    began = time.monotonic()
+    done = anabranch(*command, channel=missing, given=as_json(query(VECTOR)).decode() + "\n")
+    seconds = time.monotonic() - began
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith(("anabranch: missing topic: ", "anabranch: missing topics: "))
+    assert getattr(missing, topic) in line
+    assert "; run `anabranch topics` to create " in line
+    assert seconds <= _SECONDS, f"{seconds:.1f} s"
+    assert await topics_of(missing) == set()
+    figures(f"{' '.join(command)}: {seconds:.1f} s")
+
+
 async def test_a_worker_does_not_create_its_topics(
     database: Database, missing: Channel, tmp_path: Path
 ) -> None:

@@ -60,12 +60,12 @@ async def test_each_kind_becomes_one_dead_letter(
     await output_reader.until_answered(good, seconds=60)
     await output_reader.until(dead_letters=len(sent))
 
-    faults = []
+    problems = []
     for record in output_reader.dead_letters:
         headers = dict(record.headers[len(HEADERS) :])
         origin = int(headers["__connect.errors.partition"]), int(headers["__connect.errors.offset"])
         if origin not in sent:
-            faults.append(f"a second dead letter, or one of nobody's: {headers}")
+            problems.append(f"a second dead letter, or one of nobody's: {headers}")
             continue
         name, key, value, code = sent.pop(origin)
         expected = {
@@ -76,21 +76,21 @@ async def test_each_kind_becomes_one_dead_letter(
             "anabranch.error.code": code.encode(),
         }
         if (record.key, record.value) != (key, value):
-            faults.append(f"{name}: key or value are not what was sent")
+            problems.append(f"{name}: key or value are not what was sent")
         if list(record.headers[: len(HEADERS)]) != HEADERS:
-            faults.append(f"{name}: headers were {record.headers}")
+            problems.append(f"{name}: headers were {record.headers}")
         if headers.keys() != expected.keys() | {
             "__connect.errors.class.name",
             "__connect.errors.exception.message",
         }:
-            faults.append(f"{name}: error headers were {headers}")
-        faults += [
+            problems.append(f"{name}: error headers were {headers}")
+        problems += [
             f"{name}: {header} is {headers.get(header)!r}, not {wanted!r}"
             for header, wanted in expected.items()
             if headers.get(header) != wanted
         ]
-    faults += [f"{name}: no dead letter" for name, *_ in sent.values()]
-    assert faults == []
+    problems += [f"{name}: no dead letter" for name, *_ in sent.values()]
+    assert problems == []
     assert sorted(map(event_id_of, output_reader.results)) == sorted(good)  # each once
     assert all(record.key == b"good" for record in output_reader.results)
 

@@ -7,22 +7,73 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.codec import lz4_encode, snappy_encode
 
-from tests.batches import Record, batch, gzipped, produce, zstd_repeated
-from tests.conftest import Database
+from streams.broker.topics import TopicSpec, create_topics
+from streams.core.errors import UnknownProfile
+from streams.embedded.postgres import EmbeddedPostgres
+from streams.replay.journal import Entry
+from streams.replay.offsets import Offsets
+from streams.wire.deadletter import error_headers
+from tests.batches import CODEC_IDS, Record, batch, gzipped, produce, zstd_repeated, zstd_stored
+from tests.conftest import Database, PostgresServer
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query
+from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, as_json, query
 
 VECTOR = unit_vectors(1, 1)[0]
 
 
-@pytest.mark.xfail(strict=True, reason="a batch that cannot be read stops every worker")
+@pytest.mark.parametrize("codec", sorted(set(CODEC_IDS) - {"none"}))
+async def test_compressed_events_are_answered(
+    database: Database,
+    channel: Channel,
+    output_reader: OutputReader,
+    start_worker: Callable[..., Worker],
+    codec: str,
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    asked = set()
+    async with AIOKafkaProducer(
+        bootstrap_servers=channel.bootstrap_servers,
+        compression_type=codec,
+        linger_ms=20,
+        max_batch_size=100_000,
+    ) as producer:
+        for number in range(40):
+            event = query(VECTOR)
+            asked.add(event["event_id"])
+            await producer.send(channel.input, as_json(event), partition=number % 3)
+    await output_reader.until_answered(asked, seconds=20)
+    assert output_reader.dead_letters == []
+    assert worker.process.poll() is None
+
+
+async def test_a_batch_of_zstd_that_no_library_made_is_answered(
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    events = [query(VECTOR) for _ in range(5)]
+    records = [(b"key", as_avro(event), [("name", b"value")]) for event in events]
+    await produce(channel.producer, channel.input, 1, batch(records, "zstd", zstd_stored))
+    await output_reader.until_answered({event["event_id"] for event in events}, seconds=20)
+    assert worker.process.poll() is None
+
+
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)  # Apache Kafka refuses such batches
 @pytest.mark.parametrize(
     ("made", "readable"),
     [
         pytest.param(lambda records: batch(records, "gzip", lambda _: b"no gzip"), 0, id="payload"),
+        pytest.param(
+            lambda records: batch(records, "zstd", lambda data: zstd_stored(data)[:-9]), 0, id="cut"
+        ),
+        pytest.param(lambda records: batch(records, "none", lambda data: data[:-5]), 2, id="last record"),
+        pytest.param(lambda records: batch(records, damaged=True), 0, id="checksum"),
     ],
 )
 async def test_a_batch_that_cannot_be_read_becomes_a_placeholder(  # noqa: PLR0917  # fixtures
@@ -75,6 +126,25 @@ async def test_a_batch_that_cannot_be_read_becomes_a_placeholder(  # noqa: PLR09
     assert "cannot be replayed" in done.stdout
     assert f"{channel.input}[1]@{span}" in done.stdout
     assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+async def test_an_interrupted_replay_whose_marks_cannot_be_read_is_not_repeated(channel: Channel) -> None:
+    """What it had published before it was killed may be in that batch."""
+    error = error_headers(UnknownProfile("no such profile"), topic=channel.input, partition=1, offset=7)
+    await channel.producer.send_and_wait(channel.dead_letters, b"event", partition=0, headers=error)
+    entry = Entry("run", Offsets.of(set()), scan_from={0: 0, 1: 0, 2: 0})
+    await channel.producer.send_and_wait(
+        channel.dead_letters, entry.encode(), partition=0, headers=entry.headers
+    )
+    bad = batch([(None, b"event", [])] * 2, damaged=True)
+    await produce(channel.producer, channel.input, 1, bad)
+    done = await asyncio.to_thread(anabranch, "replay", "--apply", channel=channel)
+    assert done.returncode == 1, done.stdout
+    *_, line = done.stderr.splitlines()  # behind the warnings
+    assert f"{channel.input}[1]@0" in line
+    assert "cannot be read" in line
+    assert "--partition" in line
 
 
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
@@ -132,7 +202,6 @@ def bomb(codec: str, size: int) -> bytes:
     return batch([(b"key", b"\0" * size, [])] if codec != "zstd" else [(b"key", b"", [])], codec, compress)
 
 
-@pytest.mark.xfail(strict=True, reason="batches are decompressed without a limit")
 @pytest.mark.parametrize(
     "broker", ["embedded"], indirect=True
 )  # Apache Kafka inflates each before it takes it
@@ -166,3 +235,65 @@ async def test_bombs_do_not_fill_the_memory(
         f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
     )
     assert max(memory) < MEMORY_LIMIT
+
+
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+async def test_events_that_inflate_to_just_the_limit_do_not_either(
+    database: Database,
+    channel: Channel,
+    output_reader: OutputReader,
+    start_worker: Callable[..., Worker],
+    figures: Callable[[str], None],
+) -> None:
+    """Dead letters whole, and batches of many thousand records that ask nothing."""
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker)
+    await worker.until_ready()
+    overhead = len(batch([(b"key", b"\0" * LIMIT, [])])) - LIMIT - len(batch([]))
+    largest = batch([(b"key", b"\0" * (LIMIT - overhead), [])], "gzip", gzipped)
+    many = batch([(None, None, [])] * 30_000, "gzip", gzipped)
+    asked = set()
+    async with memory_of(worker) as memory:
+        await produce(channel.producer, channel.input, 0, many)
+        for number in range(100):
+            await produce(channel.producer, channel.input, number % 3, largest)
+            event = query(VECTOR)
+            asked.add(event["event_id"])
+            await channel.send(as_avro(event), partition=number % 3)
+        await output_reader.until_answered(asked, seconds=240)
+        await output_reader.until(dead_letters=100)
+    assert {len(dead_letter.value or b"") for dead_letter in output_reader.dead_letters} == {LIMIT - overhead}
+    figures(
+        f"100 events of {LIMIT - overhead:,} bytes in {len(largest):,} and 30,000 tombstones in {len(many):,}:"
+        f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
+    )
+    assert max(memory) < MEMORY_LIMIT
+
+
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+async def test_large_events_of_many_partitions_do_not_while_the_store_is_away(
+    channel: Channel, start_worker: Callable[..., Worker], figures: Callable[[str], None]
+) -> None:
+    """Each partition's events wait."""
+    partitions = 12
+    name = f"{channel.name}.wide"
+    spec = TopicSpec(name, partitions, replication_factor=1, config={}, floors={})
+    await create_topics({"bootstrap_servers": channel.bootstrap_servers}, [spec])
+    event = {**query(VECTOR), "padding": "a" * (LIMIT - 32 * 1024)}
+    large = batch([(b"key", as_json(event), [])], "gzip", gzipped)
+    with EmbeddedPostgres() as embedded:
+        database = PostgresServer(embedded).database()
+        await load(database.writer, tiny_corpus())
+        worker = start_worker(database.worker, ANABRANCH_INPUT_TOPIC=name)
+        await worker.until_ready()
+        await asyncio.to_thread(embedded.stop, "immediate")
+        async with memory_of(worker) as memory:
+            for number in range(20 * partitions):
+                await produce(channel.producer, name, number % partitions, large)
+            await asyncio.sleep(20)
+    figures(
+        f"240 events of {LIMIT // MIB} MiB on {partitions} partitions, store away:"
+        f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
+    )
+    assert worker.process.poll() is None
+    assert memory[0] + 100 * MIB < max(memory) < MEMORY_LIMIT

@@ -8,7 +8,6 @@ Once, on the embedded broker: what is found does not depend on what carried the 
 
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load
 from tests.integration.harness import Channel, OutputReader, Worker, as_avro, query, read_result
+from tests.left_out import unavailable
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
@@ -28,17 +28,16 @@ REFERENCE_NDCG = 0.5216  # the collection's own note, for exact search
 
 
 def require_data() -> None:
-    """Skip on somebody's machine; fail where everything has to be there."""
     if not DATA.is_dir():
-        reason = "the Cranfield collection is not beside the checkout"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        unavailable(
+            "the Cranfield collection is not beside the checkout",
+            enable="put it into ../shared/data/cranfield",
+        )
 
 
 def normalized(name: str) -> np.ndarray:
     vectors: np.ndarray = np.load(DATA / name).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
 def ndcg_at_10(ranked: Sequence[str], grades: dict[str, int]) -> float:

@@ -47,7 +47,7 @@ async def test_a_name_that_is_no_utf_8_stops_nothing(
         await channel.send(as_avro(event), partition=number % 3)
     await output_reader.until_answered({event["event_id"] for event in events}, seconds=30)
     await output_reader.until(dead_letters=1)
-    [letter] = output_reader.dead_letters
-    assert letter.value == b"{}"
-    assert letter.headers[0] == ("\\xff", b"")
+    [dead_letter] = output_reader.dead_letters
+    assert dead_letter.value == b"{}"
+    assert dead_letter.headers[0] == ("\\xff", b"")
     assert worker.process.poll() is None

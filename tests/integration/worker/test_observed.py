@@ -126,7 +126,7 @@ async def test_an_outage_is_seen_survived_and_counted(
     answered = len(output_reader.results)
     during = await worker.scrape()
     assert during.total("anabranch_consumer_lag") > 0
-    assert during.value("anabranch_in_flight_events") == 8
+    assert during.value("anabranch_in_flight_events") >= 8
     await asyncio.sleep(2)
     assert len(output_reader.results) == answered  # nothing is made up
     assert not await asyncio.to_thread(worker.is_ready)

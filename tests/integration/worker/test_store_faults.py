@@ -4,7 +4,7 @@ Once, on the embedded broker: it only carries the events. An outage under load i
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import asyncpg
 import pytest
@@ -19,11 +19,11 @@ VECTOR = unit_vectors(1, 1)[0]
 QUICK = {"ANABRANCH_RETRY_BASE_SECONDS": "0.2", "ANABRANCH_RETRY_MAX_SECONDS": "0.5"}
 
 
-def code_of(headers: object) -> str:
-    return dict(headers)["anabranch.error.code"].decode()  # type: ignore[call-overload]
+def code_of(headers: Iterable[tuple[str, bytes]]) -> str:
+    return dict(headers)["anabranch.error.code"].decode()
 
 
-async def test_one_event_that_always_times_out_is_put_aside(
+async def test_one_event_that_always_times_out_is_dead_lettered(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
@@ -52,7 +52,7 @@ async def test_one_event_that_always_times_out_is_put_aside(
     assert worker.is_ready()
 
 
-async def test_a_misconfigured_store_holds_events_back_until_it_is_mended(
+async def test_a_misconfigured_store_holds_events_back_until_it_is_fixed(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
@@ -79,6 +79,52 @@ async def test_a_misconfigured_store_holds_events_back_until_it_is_mended(
     assert account(asked, output_reader.results).repeats == 0
     lines = [line for line in worker.log.splitlines() if "misconfigured" in line]
     assert len(lines) == 1, worker.log
+    assert "anabranch migrate" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "table", ["document_chunks", "documents", "chunk_topics", "chunk_metadata", "access_sets"]
+)
+async def test_nothing_is_answered_while_row_level_security_is_off(
+    database: Database,
+    channel: Channel,
+    output_reader: OutputReader,
+    start_worker: Callable[..., Worker],
+    table: str,
+) -> None:
+    await load(database.writer, tiny_corpus())
+    worker = start_worker(database.worker, **QUICK)
+    await worker.until_ready()
+    owner = await asyncpg.connect(database.owner)
+    asked: set[str] = set()
+
+    async def ask(number: int) -> None:
+        for _ in range(number):
+            event = query(VECTOR)
+            asked.add(event["event_id"])
+            await channel.send(as_avro(event))
+            await asyncio.sleep(0.05)
+
+    try:
+        await ask(20)
+        await output_reader.until_answered(asked, seconds=20)
+        await owner.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+        await ask(20)
+        await worker.until_ready(ready=False, seconds=10)
+        await ask(20)
+        await asyncio.sleep(2)
+        assert worker.is_live()
+        assert len(output_reader.results) == 20
+        await owner.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    finally:
+        await owner.close()
+    await output_reader.until_answered(asked, seconds=20)
+    await worker.until_ready(seconds=10)
+    assert output_reader.dead_letters == []
+    assert account(asked, output_reader.results).repeats == 0
+    lines = [line for line in worker.log.splitlines() if "misconfigured" in line]
+    assert len(lines) == 1, worker.log
+    assert "row-level security" in lines[0]
     assert "anabranch migrate" in lines[0]
 
 

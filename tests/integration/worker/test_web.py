@@ -5,6 +5,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 
 from streams.embedded.broker import EmbeddedBroker
 from tests.conftest import Database
-from tests.integration.harness import Worker
+from tests.integration.harness import Worker, until
 
 _FILES = 160
 
@@ -35,7 +36,6 @@ def half_open() -> Iterator[Callable[[int], None]]:
         yield connect
 
 
-@pytest.mark.xfail(strict=True, reason="half-open requests on the web port use up file descriptors")
 async def test_half_open_requests_take_no_more_than_their_share_of_file_descriptors(
     database: Database,
     start_worker: Callable[..., Worker],
@@ -58,7 +58,18 @@ async def test_half_open_requests_take_no_more_than_their_share_of_file_descript
     figures(f"{3 * _FILES} half-open requests took {taken} file descriptors")
 
 
-@pytest.mark.xfail(strict=True, reason="a leftover file in the temporary folder stops a worker from starting")
+async def test_the_web_port_listens_where_it_is_configured(
+    database: Database, start_worker: Callable[..., Worker]
+) -> None:
+    here = start_worker(database.worker, ANABRANCH_WEB_BIND_ADDRESS="127.0.0.1")
+    everywhere = start_worker(database.worker)
+    for worker in (here, everywhere):
+        await until(worker.is_live, partial(getattr, worker, "log"), seconds=20)
+    socket.create_connection(("127.0.0.2", everywhere.port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", here.port), timeout=5)
+
+
 async def test_whatever_is_in_the_temporary_folder_a_worker_starts(
     database: Database, start_worker: Callable[..., Worker], tmp_path: Path
 ) -> None:

@@ -1,0 +1,61 @@
+"""When a member has to join again: not for what the broker only fails to say."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from streams.worker.topic_watch import TopicWatch
+
+INPUT = "queries"
+
+
+class Bench:
+    def __init__(self, *found: Mapping[str, str], assigned_ids: Mapping[str, str] | None) -> None:
+        self._found = list(found)
+        self.rejoined = 0
+        self.watch = TopicWatch(
+            self._fetch_topic_ids,
+            topics=[INPUT],
+            input_topic=INPUT,
+            assigned_ids=lambda: assigned_ids,
+            rejoin=self._rejoin,
+            interval_seconds=1.0,
+        )
+
+    async def _fetch_topic_ids(self) -> Mapping[str, str]:
+        return self._found.pop(0)
+
+    async def _rejoin(self) -> None:
+        self.rejoined += 1
+
+    async def fetch_topic_ids(self) -> None:
+        while self._found:
+            await self.watch._check_once()
+
+
+@pytest.mark.parametrize(
+    ("found", "assigned_ids", "rejoined"),
+    [
+        ("a", {INPUT: "a"}, 0),
+        ("b", {INPUT: "a"}, 1),
+        ("a", {}, 1),  # nothing can be committed without the id
+        ("", {}, 1),
+        ("", {INPUT: ""}, 0),
+        ("a", {INPUT: ""}, 1),
+        ("a", None, 0),
+    ],
+)
+async def test_it_joins_again_where_the_topic_is_another_one(
+    found: str, assigned_ids: Mapping[str, str] | None, rejoined: int
+) -> None:
+    bench = Bench({INPUT: found}, assigned_ids=assigned_ids)
+    await bench.fetch_topic_ids()
+    assert bench.rejoined == rejoined
+
+
+async def test_an_id_that_a_broker_does_not_say_is_not_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    """One of an older release, in a cluster that is being upgraded, or one that refuses to describe the topic."""
+    bench = Bench({INPUT: "a"}, {INPUT: ""}, {INPUT: "a"}, assigned_ids={INPUT: "a"})
+    await bench.fetch_topic_ids()
+    assert bench.rejoined == 0
+    assert "created again" not in caplog.text
