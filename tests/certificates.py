@@ -45,9 +45,9 @@ class Certificates:
         self.authority = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(self.authority)
         # Somebody else's.
-        self._client_cert_rejected = trustme.CA()
-        self.stranger = folder / "stranger.pem"
-        self._client_cert_rejected.cert_pem.write_to_path(self.stranger)
+        self._untrusted = trustme.CA()
+        self.untrusted = folder / "stranger.pem"
+        self._untrusted.cert_pem.write_to_path(self.untrusted)
 
     def server(self, *hosts: str, expired: bool = False) -> Identity:
         """A server's; by default it is this machine's, under any of its names."""
@@ -66,9 +66,9 @@ class Certificates:
         Args:
             name: the common name.
             passphrase: what the key is encrypted with.
-            trusted: signed by the authority that servers know, and not by a stranger.
+            trusted: signed by the authority that servers know, and not by another one.
         """
-        authority = self._authority if trusted else self._client_cert_rejected
+        authority = self._authority if trusted else self._untrusted
         issued = authority.issue_cert("client.example.org", common_name=name)
         kind = "trusted" if trusted else "strange"
         return self._write(

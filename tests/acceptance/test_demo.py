@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+
+pytestmark = pytest.mark.slow
 
 COMMAND = [str(Path(sys.executable).parent / "anabranch"), "demo"]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "COLUMNS": "110"}
@@ -55,12 +59,31 @@ def test_a_person_sees_each_result_and_a_summary() -> None:
     assert any("Kafka to Kafka" in line for line in lines)
 
 
+@pytest.fixture
+def background() -> Iterator[None]:
+    """As a shell starts a job with `&`: interrupts are ignored, and whoever it starts inherits that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Whoever is started here is interrupted as from a terminal, in spite of what this process ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("background")
 def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
     tmp_path: Path, end: signal.Signals
 ) -> None:
     output = tmp_path / "output"
-    with output.open("wb") as sink:
+    with output.open("wb") as sink, interruptible():
         demo = subprocess.Popen(
             [*COMMAND, "--keep"], env=ENVIRONMENT, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
         )
@@ -79,7 +102,11 @@ def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
         assert len(children) >= 3  # broker, database, worker
     finally:
         demo.send_signal(end)
-        demo.wait(30)
-    gone, alive = psutil.wait_procs(children, timeout=10)
+        try:
+            demo.wait(30)
+        finally:
+            demo.terminate()  # whatever became of it, the next test begins without it
+            demo.wait(30)
+    ended, alive = psutil.wait_procs(children, timeout=10)
     assert not alive, [child.cmdline() for child in alive]
-    assert len(gone) == len(children)
+    assert len(ended) == len(children)

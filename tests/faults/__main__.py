@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import brokers, log_gaps, network, refusals, store, workers
+from tests.faults import batches, brokers, flow, log_gaps, network, rejections, store, topics, workers
 from tests.faults.combined import combine
 from tests.faults.fault import CannotBeHad, Fault, Outcome, run
 from tests.faults.stack import Servers
@@ -26,7 +26,10 @@ FAULTS: Final = [
     *store.FAULTS,
     *network.FAULTS,
     *log_gaps.FAULTS,
-    *refusals.FAULTS,
+    *rejections.FAULTS,
+    *batches.FAULTS,
+    *flow.FAULTS,
+    *topics.FAULTS,
 ]
 _WIDTH: Final = 118
 

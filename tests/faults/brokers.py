@@ -29,7 +29,7 @@ async def kill(stack: Stack) -> None:
 
 async def _away(stack: Stack, *, kill: bool) -> None:
     async with stack.broker_process:
-        broker = stack.rng.choice(stack.plant.cluster.brokers)
+        broker = stack.rng.choice(stack.cluster.kafka.brokers)
         await asyncio.to_thread(broker.stop, kill=kill)
         await asyncio.sleep(stack.rng.uniform(0.5, 3))
         await asyncio.to_thread(broker.start)
@@ -38,7 +38,7 @@ async def _away(stack: Stack, *, kill: bool) -> None:
 async def one_of_three(stack: Stack) -> None:
     """One of three is killed and stays dead for a while, during which the others serve."""
     async with stack.broker_process:
-        broker = stack.rng.choice(stack.plant.cluster.brokers)
+        broker = stack.rng.choice(stack.cluster.kafka.brokers)
         await asyncio.to_thread(broker.stop, kill=True)
         try:
             await asyncio.sleep(8)  # longer than the broker's own session, and a new leader's election
@@ -54,7 +54,7 @@ def small_disk() -> Iterator[Path]:
     """A file system of its own, in memory, that can be filled.
 
     Raises:
-        CannotBeHad: this account may not mount one.
+        CannotBeHad: this user may not mount one.
     """
     if os.geteuid() != 0 or shutil.which("mount") is None:
         raise CannotBeHad("only root may mount a small file system")
@@ -75,9 +75,9 @@ def small_disk() -> Iterator[Path]:
 
 async def fill_disk(stack: Stack) -> None:
     """The broker's disk is full, until somebody makes room and starts it again: it ends itself over that."""
-    assert stack.plant.data is not None
-    broker = stack.plant.cluster.brokers[0]
-    ballast = stack.plant.data.parent / "ballast"
+    assert stack.cluster.data is not None
+    broker = stack.cluster.kafka.brokers[0]
+    ballast = stack.cluster.data.parent / "ballast"
     with ballast.open("wb") as file:
         try:
             while True:
@@ -89,8 +89,8 @@ async def fill_disk(stack: Stack) -> None:
         if not broker.is_running:
             break
         await asyncio.sleep(0.1)
-    told = "No space left on device" in broker.log or "InternalError" in broker.log
-    assert told, "the broker did not notice that its disk is full"
+    reported = "No space left on device" in broker.log or "InternalError" in broker.log
+    assert reported, "the broker did not notice that its disk is full"
     await asyncio.sleep(2)
     ballast.unlink()
     if broker.is_running:

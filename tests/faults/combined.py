@@ -29,7 +29,7 @@ def _together(name: str, chosen: Sequence[Fault]) -> Fault:
 
     return Fault(
         name,
-        _strike([fault.strike for fault in chosen]),
+        _inject_together([fault.inject for fault in chosen]),
         of=" + ".join(fault.name for fault in chosen),
         prepare=prepare,
         rounds=2,
@@ -41,8 +41,10 @@ def _together(name: str, chosen: Sequence[Fault]) -> Fault:
     )
 
 
-def _strike(strikes: Sequence[Callable[[Stack], Awaitable[None]]]) -> Callable[[Stack], Awaitable[None]]:
-    async def strike(stack: Stack) -> None:
+def _inject_together(
+    injections: Sequence[Callable[[Stack], Awaitable[None]]],
+) -> Callable[[Stack], Awaitable[None]]:
+    async def inject(stack: Stack) -> None:
         """Each begins when it likes; the last of them to be mended ends it."""
 
         async def later(one: Callable[[Stack], Awaitable[None]]) -> None:
@@ -50,7 +52,7 @@ def _strike(strikes: Sequence[Callable[[Stack], Awaitable[None]]]) -> Callable[[
             await one(stack)
 
         async with asyncio.TaskGroup() as together:
-            for one in strikes:
+            for one in injections:
                 together.create_task(later(one))
 
-    return strike
+    return inject

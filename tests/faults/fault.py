@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from tests.faults.accounting import Verdict
 from tests.faults.load import Event, good_events
-from tests.faults.oracle import Verdict
-from tests.faults.stack import CONCURRENCY, Plant, Servers, Stack, open_stack
+from tests.faults.stack import CONCURRENCY, Cluster, Servers, Stack, open_stack
 
 __all__ = ["REPEATS_OF_A_MEMBER", "CannotBeHad", "Fault", "Outcome", "run"]
 
@@ -24,7 +24,7 @@ _CALM_SECONDS = 2.0
 
 
 class CannotBeHad(Exception):
-    """This machine, or this account, does not let us break that; the message says why."""
+    """This machine, or this user, does not let us break that; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fault:
 
     Args:
         name: on the command line.
-        strike: breaks something, and mends it before it returns; raises AssertionError where it did not bite.
+        inject: breaks something, and mends it before it returns; raises AssertionError where it did not bite.
         prepare: once, before the first worker starts.
         rounds: how often it strikes.
         workers: how many there are.
@@ -41,6 +41,7 @@ class Fault:
         per_second: the load.
         events: what the load is.
         settings: of the workers.
+        program: what Python runs as a worker.
         limit_seconds: a round has failed when not all is well so long after it was mended.
         repeats: most repeats that a round may cause.
         combinable: whether it may strike while others do.
@@ -49,7 +50,7 @@ class Fault:
     """
 
     name: str
-    strike: Callable[[Stack], Awaitable[None]]
+    inject: Callable[[Stack], Awaitable[None]]
     prepare: Callable[[Stack], Awaitable[None]] | None = None
     rounds: int = 1
     workers: int = 2
@@ -57,6 +58,7 @@ class Fault:
     per_second: float = 30.0
     events: Callable[[], Iterator[Event]] = good_events
     settings: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = ("-m", "streams", "worker")
     limit_seconds: float = 30.0
     repeats: int = REPEATS_OF_A_MEMBER
     combinable: bool = False
@@ -96,10 +98,10 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
     failures = []
     struck = 0
     async with AsyncExitStack() as open_now:
-        plant = None
+        cluster = None
         if fault.disk is not None:
             data = open_now.enter_context(fault.disk()) / "data"
-            plant = await open_now.enter_async_context(Plant(servers.jars, brokers=1, data=data))
+            cluster = await open_now.enter_async_context(Cluster(servers.jars, brokers=1, data=data))
         stack = await open_now.enter_async_context(
             open_stack(
                 servers,
@@ -108,7 +110,8 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 per_second=fault.per_second,
                 events=fault.events,
                 settings=fault.settings,
-                plant=plant,
+                program=fault.program,
+                cluster=cluster,
             )
         )
         try:
@@ -122,7 +125,7 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
             await asyncio.sleep(_CALM_SECONDS)
             await stack.until_committed(_READY_SECONDS)
             for _ in range(rounds or fault.rounds):
-                await fault.strike(stack)
+                await fault.inject(stack)
                 recovery.append(await stack.until_recovered(fault.limit_seconds))
                 struck += 1
             await asyncio.sleep(_CALM_SECONDS)  # and it goes on
@@ -133,7 +136,7 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 for each in getattr(error, "exceptions", [error])
             ]
             verdict = await stack.account_for_the_worst(_SETTLE_SECONDS)
-        failures += verdict.faults
+        failures += verdict.violations
         if verdict.repeats > fault.repeats * struck:
             failures.append(f"{verdict.repeats} repeats, over {fault.repeats} a round")
         logs = stack.logs

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count, cycle
@@ -14,11 +14,12 @@ from aiokafka.structs import ConsumerRecord
 from fastavro import schemaless_writer
 
 from tests.bad_inputs import BAD_INPUTS, RESULT_WRITER
-from tests.faults.oracle import Answer, Asked
+from tests.batches import Headers, batch, produce
+from tests.faults.accounting import Answer, Asked
 from tests.integration.corpora import unit_vectors
 from tests.integration.harness import as_avro, query, read_result
 
-__all__ = ["NAME_HEADER", "Event", "Load", "answer_of", "good_events", "name_of", "poisoned"]
+__all__ = ["NAME_HEADER", "Event", "Load", "answer_of", "good_events", "name_of", "names_of", "poisoned"]
 
 # Carried from each event to its answers, whatever becomes of it.
 NAME_HEADER = "fault-suite-event"
@@ -37,7 +38,7 @@ class Event:
     value: bytes
 
 
-def good_events(vectors: Sequence[np.ndarray] = _VECTORS, **fields: object) -> Iterator[Event]:
+def good_events(vectors: Sequence[np.ndarray] | np.ndarray = _VECTORS, **fields: object) -> Iterator[Event]:
     """Each with one short answer, under one of a few keys.
 
     Args:
@@ -72,6 +73,8 @@ class Load:
     Attributes:
         asked: what was made, by name.
         acknowledged: names that the broker has confirmed.
+        places: partition and offset to the name of what stands there, where it was sent as part of a batch.
+        sent: name to partition, and the moment it was sent (seconds since the epoch), of these.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class Load:
         self.per_second = per_second
         self.asked: dict[str, Asked] = {}
         self.acknowledged: set[str] = set()
+        self.places: dict[tuple[int, int], str] = {}
+        self.sent: dict[str, tuple[int, float]] = {}
         self._over = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
@@ -120,6 +125,26 @@ class Load:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
+    async def send_batch(
+        self,
+        events: Sequence[Event],
+        partition: int,
+        codec: str = "none",
+        compress: Callable[[bytes], bytes] = bytes,
+        headers: Headers = (),
+    ) -> None:
+        """Sends a batch of its own, with more headers, and waits until it is there."""
+        records = [
+            (event.asked.key, event.value, [(NAME_HEADER, event.asked.name.encode()), *headers])
+            for event in events
+        ]
+        self.asked |= {event.asked.name: event.asked for event in events}
+        made = await asyncio.to_thread(batch, records, codec, compress)  # the proxies live in this loop
+        first = await produce(self.producer, self._topic, partition, made)
+        for offset, event in enumerate(events, start=first):
+            self.places[partition, offset] = event.asked.name
+            self.acknowledged.add(event.asked.name)
+
     async def send_now(self, event: Event, partition: int) -> None:
         """As `send`, and waits until it is there."""
         self.asked[event.asked.name] = event.asked
@@ -135,8 +160,9 @@ class Load:
 
     async def _send(self, event: Event, partition: int | None) -> None:
         name = event.asked.name
+        began = time.time()
         try:
-            await self.producer.send_and_wait(
+            sent = await self.producer.send_and_wait(
                 self._topic,
                 event.value,
                 key=event.asked.key,
@@ -146,16 +172,26 @@ class Load:
         except KafkaError:
             return  # the input topic tells whether it came
         self.acknowledged.add(name)
+        self.sent[name] = sent.partition, began
 
 
 def name_of(record: ConsumerRecord) -> str:
     """Which event a record is, or answers."""
-    return dict(record.headers)[NAME_HEADER].decode()
+    return str(dict(record.headers)[NAME_HEADER], "utf-8")
 
 
-def answer_of(record: ConsumerRecord, *, is_result: bool) -> Answer:
-    """What the oracle wants to know of a record that came out."""
-    name = name_of(record)
+def names_of(record: ConsumerRecord, places: Mapping[tuple[int, int], str]) -> list[str]:
+    """The events that a record answers: several, by where they stand, if it is a placeholder for a batch."""
+    headers = dict(record.headers)
+    if NAME_HEADER in headers:
+        return [name_of(record)]
+    first, last = (int(headers[f"anabranch.placeholder.{end}.offset"]) for end in ("first", "last"))
+    partition = int(headers["__connect.errors.partition"])
+    return [places.get((partition, at), f"[{partition}]@{at}") for at in range(first, last + 1)]
+
+
+def answer_of(record: ConsumerRecord, name: str, *, is_result: bool) -> Answer:
+    """What the accounting needs to know of a record that came out, as the answer to one of its events."""
     headers = repr(list(record.headers)).encode()
     if not is_result:
         content = b"\0".join([record.key or b"", record.value or b"", headers])

@@ -10,11 +10,11 @@ from tests.faults.stack import CONCURRENCY, Stack
 __all__ = ["FAULTS"]
 
 _Proxies = Callable[[Stack], Sequence[Proxy]]
-_Strike = Callable[[Stack], Awaitable[None]]
+_Inject = Callable[[Stack], Awaitable[None]]
 
 
-def reset(proxies: _Proxies) -> _Strike:
-    async def strike(stack: Stack) -> None:
+def reset(proxies: _Proxies) -> _Inject:
+    async def inject(stack: Stack) -> None:
         """Every connection, again and again."""
         broken = 0
         for _ in range(10):
@@ -23,43 +23,43 @@ def reset(proxies: _Proxies) -> _Strike:
             await asyncio.sleep(stack.rng.uniform(0.1, 0.8))
         assert broken, "there was no connection to break off"
 
-    return strike
+    return inject
 
 
-def delay(proxies: _Proxies) -> _Strike:
-    async def strike(stack: Stack) -> None:
+def delay(proxies: _Proxies) -> _Inject:
+    async def inject(stack: Stack) -> None:
         """Half a second, each way."""
         for proxy in proxies(stack):
             proxy.delay_seconds = 0.5
         await asyncio.sleep(15)
         for proxy in proxies(stack):
-            proxy.mend()
+            proxy.repair()
 
-    return strike
+    return inject
 
 
-def throttle(proxies: _Proxies) -> _Strike:
-    async def strike(stack: Stack) -> None:
+def throttle(proxies: _Proxies) -> _Inject:
+    async def inject(stack: Stack) -> None:
         """A few events a second fit through each connection."""
         for proxy in proxies(stack):
             proxy.bytes_per_second = 16 * 1024
         await asyncio.sleep(15)
         for proxy in proxies(stack):
-            proxy.mend()
+            proxy.repair()
 
-    return strike
+    return inject
 
 
-def cut(proxies: _Proxies) -> _Strike:
-    async def strike(stack: Stack) -> None:
+def cut(proxies: _Proxies) -> _Inject:
+    async def inject(stack: Stack) -> None:
         """Nothing passes for 30 s, and nobody is told."""
         for proxy in proxies(stack):
             proxy.cut()
         await asyncio.sleep(30)
         for proxy in proxies(stack):
-            proxy.mend()
+            proxy.repair()
 
-    return strike
+    return inject
 
 
 def _store(stack: Stack) -> Sequence[Proxy]:
@@ -67,7 +67,7 @@ def _store(stack: Stack) -> Sequence[Proxy]:
 
 
 def _kafka(stack: Stack) -> Sequence[Proxy]:
-    return stack.plant.proxies
+    return stack.cluster.proxies
 
 
 FAULTS = [
@@ -78,13 +78,13 @@ FAULTS = [
     *(
         Fault(
             name,
-            strike,
+            inject,
             rounds=rounds,
             limit_seconds=60,
             repeats=2 * REPEATS_OF_A_MEMBER,
             combinable=combinable,
         )
-        for name, strike, rounds, combinable in (
+        for name, inject, rounds, combinable in (
             ("kafka-connections-reset", reset(_kafka), 3, True),
             ("kafka-delayed-500-ms", delay(_kafka), 1, True),
             ("kafka-throttled", throttle(_kafka), 1, True),

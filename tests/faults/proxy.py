@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -24,6 +25,7 @@ class Proxy:
         target: port on this machine; it may change while connections stand.
         delay_seconds: how much later each byte arrives, in each direction.
         bytes_per_second: of each connection, in each direction; None: no limit.
+        damaged: words whose last byte is changed on its way from the target, and how often that still is to happen.
     """
 
     def __init__(self, port: int, target: int = 0) -> None:
@@ -31,6 +33,7 @@ class Proxy:
         self.target = target
         self.delay_seconds = 0.0
         self.bytes_per_second: float | None = None
+        self.damaged: dict[bytes, float] = {}
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._links: set[asyncio.Task[None]] = set()
@@ -62,9 +65,10 @@ class Proxy:
         """Nothing passes any more, and nobody is told."""
         self._flowing.clear()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """All as it should be; what was under way arrives."""
         self.delay_seconds, self.bytes_per_second = 0.0, None
+        self.damaged.clear()
         self._flowing.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,8 +88,8 @@ class Proxy:
             _break_off(writer)
             return
         ways = [
-            asyncio.create_task(self._carry(reader, far_writer)),
-            asyncio.create_task(self._carry(far_reader, writer)),
+            asyncio.create_task(self._carry(reader, far_writer, lambda chunk: chunk)),
+            asyncio.create_task(self._carry(far_reader, writer, _Damage(self.damaged).apply)),
         ]
         broken = True
         try:
@@ -101,13 +105,18 @@ class Proxy:
                 else:
                     side.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        change: Callable[[bytes], bytes],
+    ) -> None:
         """One direction; returns at its end, with everything before it carried."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS)
         delivering = asyncio.create_task(self._deliver(under_way, writer))
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
-                await under_way.put((time.monotonic() + self.delay_seconds, chunk))
+                await under_way.put((time.monotonic() + self.delay_seconds, change(chunk)))
             await under_way.put((0.0, b""))
             await delivering
         finally:
@@ -128,6 +137,29 @@ class Proxy:
             await self._flowing.wait()
             writer.write(chunk)
             await writer.drain()
+
+
+class _Damage:
+    """Of one connection: a word may come in two chunks."""
+
+    def __init__(self, words: dict[bytes, float]) -> None:
+        self._words = words
+        self._before = b""
+
+    def apply(self, chunk: bytes) -> bytes:
+        known = len(self._before)
+        seen = self._before + chunk
+        changed = bytearray(chunk)
+        for word in self._words:
+            at = seen.find(word)
+            while at >= 0 and self._words[word] > 0:
+                last = at + len(word) - 1 - known
+                if last >= 0:
+                    changed[last] ^= 0x01
+                    self._words[word] -= 1
+                at = seen.find(word, at + 1)
+        self._before = seen[-max(map(len, self._words), default=0) :] if self._words else b""
+        return bytes(changed)
 
 
 def _break_off(writer: asyncio.StreamWriter) -> None:

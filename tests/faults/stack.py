@@ -4,9 +4,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,26 +22,26 @@ from aiokafka.structs import TopicPartition
 
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from tests.conftest import Database, PostgresServer
-from tests.faults.load import Event, Load, answer_of, good_events, name_of
-from tests.faults.oracle import Logged, Verdict, account
+from tests.faults.accounting import Logged, Verdict, account
+from tests.faults.load import Event, Load, answer_of, good_events, name_of, names_of
 from tests.faults.proxy import Proxy
 from tests.integration.corpora import load as load_corpus
 from tests.integration.corpora import tiny_corpus
 from tests.integration.harness import PARTITIONS, Channel, OutputReader, Worker, open_channel
 from tests.integration.kafka.apache_kafka import KafkaCluster, free_ports
 
-__all__ = ["Plant", "Servers", "Stack", "open_stack"]
+__all__ = ["Cluster", "Servers", "Stack", "open_stack"]
 
 #: What the worker may open twice over, and little more: so that its limit can be reached.
 MAX_CONNECTIONS = 80
 CONCURRENCY = 8
 _MAX_BYTES = 4 * 1024 * 1024
 
-# Workers come as somebody whom the broker may refuse; everybody else comes by the other door, as its administrator.
+# Workers come as somebody whom the broker may refuse; everybody else comes by the other listener, as its administrator.
 _KAFKA_SETTINGS = {
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,DOOR:SASL_PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXY:SASL_PLAINTEXT",
     "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.door.plain.sasl.jaas.config": (
+    "listener.name.proxy.plain.sasl.jaas.config": (
         'org.apache.kafka.common.security.plain.PlainLoginModule required user_worker="secret";'
     ),
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -61,7 +61,7 @@ _WORKER_SETTINGS = {
     "ANABRANCH_RETRY_MAX_SECONDS": "2",
 }
 # A group is never long without a look at it.
-_LOOK_SECONDS = 0.2
+_CHECK_INTERVAL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
 # An event that is unanswered, though everything is committed and nothing has come for so long, is lost.
 _SILENCE_SECONDS = 5.0
@@ -69,7 +69,7 @@ _SILENCE_SECONDS = 5.0
 _SECONDS_OF_LOAD = 2.0
 
 
-class Plant:
+class Cluster:
     """Brokers with a proxy before each.
 
     Args:
@@ -81,18 +81,18 @@ class Plant:
     def __init__(self, jars: Path, *, brokers: int, data: Path | None = None) -> None:
         self.data = data
         self.proxies = [Proxy(port) for port in free_ports(brokers)]
-        self.cluster = KafkaCluster(
+        self.kafka = KafkaCluster(
             jars,
             brokers=brokers,
             settings=_KAFKA_SETTINGS,
             proxy_ports=[proxy.port for proxy in self.proxies],
             data=data,
         )
-        for proxy, broker in zip(self.proxies, self.cluster.brokers, strict=True):
+        for proxy, broker in zip(self.proxies, self.kafka.brokers, strict=True):
             proxy.target = broker.node_ports.proxy_listener
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.cluster.__enter__)
+        await asyncio.to_thread(self.kafka.__enter__)
         for proxy in self.proxies:
             await proxy.__aenter__()
         return self
@@ -100,7 +100,7 @@ class Plant:
     async def __aexit__(self, *_: object) -> None:
         for proxy in self.proxies:
             await proxy.__aexit__()
-        await asyncio.to_thread(self.cluster.close)
+        await asyncio.to_thread(self.kafka.close)
 
     @property
     def workers_bootstrap(self) -> str:
@@ -108,7 +108,7 @@ class Plant:
 
     async def until_up(self) -> None:
         """Starts what a fault has left lying."""
-        for broker in self.cluster.brokers:
+        for broker in self.kafka.brokers:
             if not broker.is_running:
                 await asyncio.to_thread(broker.start)
 
@@ -128,7 +128,7 @@ class Servers:
         }
         self._resources = ExitStack()
         self._open = AsyncExitStack()
-        self._plants: dict[int, Plant] = {}
+        self._clusters: dict[int, Cluster] = {}
         self._store: PostgresServer | None = None
         self.store_proxy = Proxy(free_ports(1)[0])
 
@@ -140,11 +140,13 @@ class Servers:
         await self._open.aclose()
         await asyncio.to_thread(self._resources.close)
 
-    async def plant(self, brokers: int) -> Plant:
-        if brokers not in self._plants:
-            self._plants[brokers] = await self._open.enter_async_context(Plant(self.jars, brokers=brokers))
-        await self._plants[brokers].until_up()
-        return self._plants[brokers]
+    async def cluster(self, brokers: int) -> Cluster:
+        if brokers not in self._clusters:
+            self._clusters[brokers] = await self._open.enter_async_context(
+                Cluster(self.jars, brokers=brokers)
+            )
+        await self._clusters[brokers].until_up()
+        return self._clusters[brokers]
 
     async def store(self) -> PostgresServer:
         if self._store is None:
@@ -171,7 +173,7 @@ class Stack:
         rng: whatever is random about a fault comes from here.
     """
 
-    plant: Plant
+    cluster: Cluster
     store: PostgresServer
     store_proxy: Proxy
     database: Database
@@ -203,8 +205,9 @@ class Stack:
             self.channel,
             self.dsn,
             {
-                "KAFKA_BOOTSTRAP_SERVERS": self.plant.workers_bootstrap,
+                "KAFKA_BOOTSTRAP_SERVERS": self.cluster.workers_bootstrap,
                 **_WORKER_SETTINGS,
+                "FAULT_SWITCH": str(self.switch),
                 **self.settings,
                 **settings,
             },
@@ -239,7 +242,7 @@ class Stack:
             assert time.monotonic() < deadline, (
                 f"after {seconds:.0f} s the members have {assigned} partitions"
             )
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
 
     @asynccontextmanager
     async def one_of_the_workers(self) -> AsyncIterator[Worker]:
@@ -258,6 +261,31 @@ class Stack:
     def end_workers(self) -> None:
         for worker in self._started:
             worker.end()
+
+    @property
+    def switch(self) -> Path:
+        """What `tests.faults.sabotage` looks at."""
+        return self.folder / "switch"
+
+    def p95(self, *, since: float, partitions: Collection[int] = range(PARTITIONS)) -> float:
+        """The 95th percentile of the seconds from sending an event to its result's publication.
+
+        Args:
+            since: only events that were sent after this, seconds since the epoch.
+            partitions: only events of these.
+        """
+        sent = self.load.sent
+        seconds: list[float] = []
+        for record in self.output_reader.results:
+            partition, at = sent.get(name_of(record), (-1, 0.0))
+            if partition in partitions and at >= since:
+                seconds.append(record.timestamp / 1000 - at)
+        assert len(seconds) > 20, f"only {len(seconds)} answers since"
+        return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
+
+    async def reported_lag(self) -> float:
+        """The sum of what the workers report."""
+        return sum([(await worker.scrape()).total("anabranch_consumer_lag") for worker in self.members])
 
     @property
     def logs(self) -> str:
@@ -284,11 +312,11 @@ class Stack:
             KafkaError, TimeoutError: the broker does not tell.
         """
         async with asyncio.timeout(_ANSWER_SECONDS):
-            administrator, _ = await self._look()
+            administrator, _ = await self._open_clients()
             # The consumer's own way to ask takes a coordinator that has moved, or is still reading, for one that
             # knows of no offsets.
-            told = await administrator.list_consumer_group_offsets(self.channel.name)
-        found = {tp.partition: said.offset for tp, said in told.items() if said.offset >= 0}
+            reported = await administrator.list_consumer_group_offsets(self.channel.name)
+        found = {tp.partition: said.offset for tp, said in reported.items() if said.offset >= 0}
         if not found.keys() >= self._seen.keys():
             raise GroupLoadInProgressError("it has told more before")
         self._seen = found
@@ -301,9 +329,14 @@ class Stack:
             KafkaError, TimeoutError: the broker does not tell.
         """
         async with asyncio.timeout(_ANSWER_SECONDS):
-            _, reader = await self._look()
+            _, reader = await self._open_clients()
             ends = await reader.end_offsets(_partitions(self.channel))
         return {tp.partition: end for tp, end in ends.items()}
+
+    def forget_input(self) -> None:
+        """The input topic is another one: it need not have what was asked so far, nor anything be committed yet."""
+        self.replaceable |= {*self.load.asked}
+        self._seen = {}
 
     @asynccontextmanager
     async def commits_only_advance(self) -> AsyncIterator[None]:
@@ -331,7 +364,7 @@ class Stack:
             over.set()
             await watching
 
-    async def _look(self) -> tuple[AIOKafkaAdminClient, AIOKafkaConsumer]:
+    async def _open_clients(self) -> tuple[AIOKafkaAdminClient, AIOKafkaConsumer]:
         if self._observers is None:
             servers = self.channel.bootstrap_servers
             administrator = AIOKafkaAdminClient(bootstrap_servers=servers)
@@ -357,7 +390,7 @@ class Stack:
             if all(ready) and lag <= self.load.per_second * _SECONDS_OF_LOAD:
                 return time.monotonic() - began
             state = f"{sum(ready)} of {len(ready)} workers are ready, lag {lag}"
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
         raise AssertionError(f"not well {seconds:.0f} s after it was mended: {state}")
 
     async def until_committed(self, seconds: float) -> None:
@@ -378,7 +411,7 @@ class Stack:
             assert time.monotonic() < deadline, (
                 f"after {seconds:.0f} s commits stand still: {behind} of {wanted}"
             )
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
 
     async def settle(self, seconds: float) -> Verdict:
         """Ends the load, waits until everything is answered and committed, and accounts for it.
@@ -394,17 +427,17 @@ class Stack:
             came = [*self.output_reader.results, *self.output_reader.dead_letters]
             if len(came) > seen:
                 silent_since, seen = time.monotonic(), len(came)
-            answered = {name_of(record) for record in came}
+            answered = {name for record in came for name in names_of(record, self.load.places)}
             missing = self.load.acknowledged - answered - self.replaceable
-            lag, told = -1, await self._told_lag()
+            lag, reported = -1, await self.reported_lag()
             with suppress(KafkaError, TimeoutError):
                 lag = await self.lag()
-            state = f"{len(missing)} events unanswered, lag {lag}, {told:.0f} by the metric"
+            state = f"{len(missing)} events unanswered, lag {lag}, {reported:.0f} by the metric"
             silent = time.monotonic() - silent_since
-            if lag == 0 and told == 0 and silent > (_SILENCE_SECONDS if missing else 1.0):
+            if lag == 0 and reported == 0 and silent > (_SILENCE_SECONDS if missing else 1.0):
                 break
             assert time.monotonic() < deadline, f"{seconds:.0f} s after the load: {state}"
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
         return await self.account()
 
     async def account_for_the_worst(self, seconds: float) -> Verdict:
@@ -423,19 +456,20 @@ class Stack:
             self.load.asked.values(),
             log,
             [
-                *(answer_of(record, is_result=True) for record in self.output_reader.results),
-                *(answer_of(record, is_result=False) for record in self.output_reader.dead_letters),
+                answer_of(record, name, is_result=is_result)
+                for records, is_result in (
+                    (self.output_reader.results, True),
+                    (self.output_reader.dead_letters, False),
+                )
+                for record in records
+                for name in names_of(record, self.load.places)
             ],
             acknowledged=self.load.acknowledged,
             replaceable=self.replaceable,
         )
 
-    async def _told_lag(self) -> float:
-        """The sum of what the workers tell."""
-        return sum([(await worker.scrape()).total("anabranch_consumer_lag") for worker in self.members])
-
     async def _input(self) -> list[Any]:
-        """Everything that the input topic holds and that was not taken back."""
+        """Everything that the input topic holds and that was not taken back, without the values."""
         reader = AIOKafkaConsumer(
             bootstrap_servers=self.channel.bootstrap_servers,
             isolation_level="read_committed",
@@ -450,7 +484,7 @@ class Stack:
             records = []
             while any([await reader.position(tp) < end for tp, end in ends.items()]):
                 for batch in (await reader.getmany(timeout_ms=200)).values():
-                    records += batch
+                    records += [replace(record, value=None) for record in batch]
             return records
         finally:
             await reader.stop()
@@ -483,10 +517,10 @@ class Stack:
         finally:
             await connection.close()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Nothing stands between the workers and their servers."""
-        for proxy in (self.store_proxy, *self.plant.proxies):
-            proxy.mend()
+        for proxy in (self.store_proxy, *self.cluster.proxies):
+            proxy.repair()
 
     async def close(self) -> None:
         if self._observers is not None:
@@ -509,25 +543,25 @@ async def open_stack(
     events: Callable[[], Iterator[Event]] = good_events,
     settings: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "streams", "worker"),
-    plant: Plant | None = None,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Stack]:
     """Topics, a group and a database of their own; no worker yet, and no load."""
     store = await servers.store()
-    plant = plant or await servers.plant(brokers)
+    cluster = cluster or await servers.cluster(brokers)
     database = await asyncio.to_thread(store.database)
     async with AsyncExitStack() as open_now:
         folder = Path(open_now.enter_context(TemporaryDirectory(prefix="anabranch-faults-")))
         await load_corpus(database.writer, tiny_corpus())
-        cluster = plant.cluster
+        kafka = cluster.kafka
         channel = await open_now.enter_async_context(
-            open_channel(cluster.bootstrap_servers, f"f{uuid4().hex[:8]}", copies=cluster.copies)
+            open_channel(kafka.bootstrap_servers, f"f{uuid4().hex[:8]}", copies=kafka.copies)
         )
         output_reader = await open_now.enter_async_context(OutputReader(channel))
-        load = Load(cluster.bootstrap_servers, channel.input, events(), per_second=per_second)
+        load = Load(kafka.bootstrap_servers, channel.input, events(), per_second=per_second)
         await load.producer.start()
         open_now.push_async_callback(load.close)
         stack = Stack(
-            plant=plant,
+            cluster=cluster,
             store=store,
             store_proxy=servers.store_proxy,
             database=database,
@@ -541,7 +575,7 @@ async def open_stack(
             dsn=database.worker.replace(f":{store.embedded.port}/", f":{servers.store_proxy.port}/"),
         )
         open_now.callback(stack.at_the_end.close)
-        open_now.callback(stack.mend)
+        open_now.callback(stack.repair)
         open_now.push_async_callback(stack.close)
         open_now.callback(stack.end_workers)
         yield stack

@@ -14,9 +14,9 @@ import asyncpg
 import psutil
 
 from streams.embedded.postgres import EmbeddedPostgres
+from tests.faults.accounting import Asked
 from tests.faults.fault import Fault
 from tests.faults.load import Event, good_events
-from tests.faults.oracle import Asked
 from tests.faults.stack import CONCURRENCY, Stack
 from tests.integration.corpora import SLOW_ASKERS
 from tests.integration.kafka.apache_kafka import free_ports

@@ -1,6 +1,6 @@
 """Some of the faults that `make faults` runs, as tests.
 
-And proof that the oracle sees what it is for: workers that acknowledge wrongly, in three ways, and what they lose.
+And proof that the accounting sees what it is for: workers that acknowledge wrongly, in three ways, and what they lose.
 """
 
 import asyncio
@@ -10,19 +10,20 @@ from itertools import count
 
 import pytest
 
-from tests.faults import brokers, log_gaps, store, workers
+from tests.faults import batches, brokers, flow, log_gaps, store, topics, workers
+from tests.faults.accounting import Verdict
 from tests.faults.broken import WAYS
 from tests.faults.fault import run
 from tests.faults.load import Event, good_events
 from tests.faults.network import FAULTS as NETWORK
-from tests.faults.oracle import Verdict
 from tests.faults.stack import Servers, Stack, open_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FAULTS = {
     fault.name: fault
-    for fault in [*workers.FAULTS, *brokers.FAULTS, *store.FAULTS, *NETWORK, *log_gaps.FAULTS]
+    for faults in (workers, brokers, store, log_gaps, batches, flow, topics)
+    for fault in [*faults.FAULTS, *NETWORK]
 }
 
 
@@ -37,6 +38,17 @@ FAULTS = {
         ("store-away-longer-than-poll", 1),
         ("broker-kill", 1),
         ("gaps-by-aborted-transactions", 1),
+        ("batches-of-every-codec", 1),
+        ("batch-unreadable", 1),
+        ("batch-inflates-without-end", 1),
+        ("dead-letter-too-large", 1),
+        ("worker-join-and-leave", 3),
+        ("slow-events", 1),
+        ("burst", 1),
+        ("sender-killed", 2),
+        ("commits-rejected", 1),
+        ("kafka-gone-at-sigterm", 1),
+        ("topic-recreated", 2),
     ],
 )
 async def test_nothing_is_lost(servers: Servers, name: str, rounds: int) -> None:
@@ -72,14 +84,14 @@ async def kill_behind_a_slow_line(stack: Stack) -> None:
         stack.store_proxy.delay_seconds = 0.05
         await asyncio.sleep(stack.rng.uniform(2, 3))
         worker = stack.replace(stack.members[0])
-        stack.mend()
+        stack.repair()
         await worker.until_ready(seconds=60)
 
 
 async def kill_after_resets(stack: Stack) -> None:
     stack.store_proxy.delay_seconds = 0.02  # so that there is something in work to break off
-    await FAULTS["store-connections-reset"].strike(stack)
-    stack.mend()
+    await FAULTS["store-connections-reset"].inject(stack)
+    stack.repair()
     await kill(stack)
 
 
@@ -92,7 +104,7 @@ STRIKES = {
 
 async def account_for(
     servers: Servers,
-    strikes: list[Callable[[Stack], Awaitable[None]]],
+    injections: list[Callable[[Stack], Awaitable[None]]],
     *program: str,
     per_second: float,
 ) -> Verdict:
@@ -107,24 +119,24 @@ async def account_for(
         await store.make_some_slow(stack)
         await stack.start_worker().until_ready(seconds=60)
         await stack.load.start()
-        for strike in strikes:
-            await strike(stack)
+        for inject in injections:
+            await inject(stack)
         verdict = await stack.settle(120)
         print(f"{verdict}\n{stack.logs}")
         return verdict
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_oracle_names_what_a_broken_acknowledgement_loses(servers: Servers, way: str) -> None:
+async def test_the_accounting_names_what_a_broken_acknowledgement_loses(servers: Servers, way: str) -> None:
     verdict = await account_for(servers, [STRIKES[way]], "tests.faults.broken", way, per_second=8)
     assert verdict.lost
-    assert verdict.faults[0].startswith(f"{len(verdict.lost)} lost: ")
-    assert verdict.lost[0] in verdict.faults[0]
+    assert verdict.violations[0].startswith(f"{len(verdict.lost)} lost: ")
+    assert verdict.lost[0] in verdict.violations[0]
 
 
-async def test_the_same_strikes_cost_an_unbroken_worker_nothing(servers: Servers) -> None:
+async def test_the_same_injections_cost_an_unbroken_worker_nothing(servers: Servers) -> None:
     verdict = await account_for(
         servers, [kill_behind_a_slow_line, kill_after_resets], "streams", "worker", per_second=4
     )
-    assert verdict.faults == []
+    assert verdict.violations == []
     assert verdict.events > 100

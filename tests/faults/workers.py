@@ -75,6 +75,13 @@ async def leave(stack: Stack) -> None:
         assert code == 0, f"exit code {code} after SIGTERM"
 
 
+async def join_and_leave(stack: Stack) -> None:
+    """One more joins, and one of them all leaves in order, with work in the middle."""
+    await stack.start_worker().until_ready(seconds=_READY_SECONDS)
+    await asyncio.sleep(stack.rng.uniform(0.2, 1.5))
+    await leave(stack)
+
+
 # What one of them alone can serve, through a slow line and on a busy machine.
 _PER_SECOND = 20.0
 
@@ -116,5 +123,15 @@ FAULTS = [
         workers=1,
         limit_seconds=60,
         repeats=5 * CONCURRENCY,
+    ),
+    # Who is asked to give its partitions back finishes what it has begun, and says so.
+    Fault(
+        "worker-join-and-leave",
+        join_and_leave,
+        prepare=slow_down,
+        per_second=_PER_SECOND,
+        rounds=50,
+        limit_seconds=60,
+        repeats=0,
     ),
 ]

@@ -19,9 +19,9 @@ from tests.faults.load import Event, good_events, poisoned
 from tests.faults.stack import CONCURRENCY, Servers, Stack, open_stack
 from tests.integration.kafka.apache_kafka import VERSION, KafkaUnavailable, jars
 from tests.soak.flatness import Finding, bounds, judge
+from tests.soak.injections import dealt
 from tests.soak.plot import draw
-from tests.soak.record import Record, Strike
-from tests.soak.strikes import dealt
+from tests.soak.record import Injection, Record
 from tests.soak.watch import Watch
 from tests.soak.worker import LEAKS
 
@@ -66,12 +66,12 @@ class Soak:
             await worker.until_ready(seconds=_READY_SECONDS)
             await stack.load.start()
             watch = Watch(
-                worker, store=stack.store_proxy.port, kafka=[proxy.port for proxy in stack.plant.proxies]
+                worker, store=stack.store_proxy.port, kafka=[proxy.port for proxy in stack.cluster.proxies]
             )
             self._record.samples = watch.samples
             try:
                 async with watch.watching():
-                    await self._strike_on(servers, stack, watch)
+                    await self._inject_faults(servers, stack, watch)
                     self._record.seconds = watch.seconds
                 await self._settle(stack)
                 code, _ = await worker.terminate(seconds=_END_SECONDS)
@@ -81,7 +81,7 @@ class Soak:
             if self._record.failures:
                 self._console.print(stack.logs, soft_wrap=True, markup=False, highlight=False)
 
-    async def _strike_on(self, servers: Servers, stack: Stack, watch: Watch) -> None:
+    async def _inject_faults(self, servers: Servers, stack: Stack, watch: Watch) -> None:
         [worker] = stack.members
         due = self._every / 2
         for fault in dealt(self._rng):
@@ -89,38 +89,41 @@ class Soak:
             if max(due, watch.seconds) > self._record.seconds - self._every:
                 break
             await asyncio.sleep(due - watch.seconds)
-            strike = await self._strike(fault, servers, stack, watch)
-            self._record.strikes.append(strike)
+            injection = await self._inject(fault, servers, stack, watch)
+            self._record.injections.append(injection)
             self._console.print(
-                f"{strike.began / 60:5.1f} min  {strike.name:<30}"
-                f" {strike.mended - strike.began:5.1f} s, and well {strike.recovered - strike.mended:.1f} s later"
-                f"{f'  [red]✗[/] {strike.failure}' if strike.failure else ''}",
+                f"{injection.began / 60:5.1f} min  {injection.name:<30}"
+                f" {injection.repaired - injection.began:5.1f} s,"
+                f" and well {injection.recovered - injection.repaired:.1f} s later"
+                f"{f'  [red]✗[/] {injection.failure}' if injection.failure else ''}",
                 soft_wrap=True,
             )
-            assert worker.process.poll() is None, f"the worker ended in {strike.name}:\n{worker.log[-4000:]}"
-            due = max(due + self._every, strike.recovered + self._every / 3)
+            assert worker.process.poll() is None, (
+                f"the worker ended in {injection.name}:\n{worker.log[-4000:]}"
+            )
+            due = max(due + self._every, injection.recovered + self._every / 3)
         await asyncio.sleep(self._record.seconds - watch.seconds)
 
-    async def _strike(self, fault: Fault, servers: Servers, stack: Stack, watch: Watch) -> Strike:
-        began = mended = watch.seconds
+    async def _inject(self, fault: Fault, servers: Servers, stack: Stack, watch: Watch) -> Injection:
+        began = repaired = watch.seconds
         failure = None
         try:
-            await fault.strike(stack)
-            mended = watch.seconds
+            await fault.inject(stack)
+            repaired = watch.seconds
             await stack.until_recovered(_RECOVERY_SECONDS)
         except Exception as error:  # noqa: BLE001  # half an hour is not thrown away for one fault's sake
-            mended = max(mended, watch.seconds) if mended == began else mended
+            repaired = max(repaired, watch.seconds) if repaired == began else repaired
             failure = f"{fault.name}: {type(error).__name__}: {error}"
             self._record.failures.append(failure)
-            stack.mend()
+            stack.repair()
             await servers.store()
-            await stack.plant.until_up()
+            await stack.cluster.until_up()
             await stack.until_recovered(_RECOVERY_SECONDS)
-        return Strike(fault.name, began, mended, watch.seconds, failure)
+        return Injection(fault.name, began, repaired, watch.seconds, failure)
 
     async def _settle(self, stack: Stack) -> None:
         verdict = await stack.settle(_SETTLE_SECONDS)
-        self._record.failures += verdict.faults
+        self._record.failures += verdict.violations
         self._record.facts.append(
             f"{verdict.events:,} events, {len(verdict.lost):,} lost, {verdict.repeats:,} repeats"
         )
@@ -192,8 +195,8 @@ def main() -> int:
         finally:
             record.save(options.into / "soak.json")
     options.into.mkdir(parents=True, exist_ok=True)
-    run, _, *account = record.facts
-    draw(record, options.into / "soak.png", title="\n".join([run, *account]))
+    run, _, *facts = record.facts
+    draw(record, options.into / "soak.png", title="\n".join([run, *facts]))
     findings = [judge(record, bound) for bound in bounds(pool=_POOL)]
     _show(console, record, findings)
     failures = [*record.failures, *(line for finding in findings for line in finding.failures)]

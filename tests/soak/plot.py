@@ -43,10 +43,10 @@ def draw(record: Record, file: Path, *, title: str) -> None:
             len(_PANELS), sharex=True, figsize=(11, 10.5), layout="constrained", facecolor="#fdfdfc"
         )
         for axes, (label, unit, lines) in zip(all_axes, _PANELS, strict=True):
-            for strike in record.strikes:
+            for injection in record.injections:
                 axes.axvspan(
-                    strike.began / 60,
-                    strike.recovered / 60,
+                    injection.began / 60,
+                    injection.recovered / 60,
                     facecolor=_FAULT,
                     edgecolor=_FAULT,
                     linewidth=0.5,
@@ -71,17 +71,17 @@ def draw(record: Record, file: Path, *, title: str) -> None:
                 axes.legend(loc="upper right", frameon=False, ncols=2, borderpad=0)
         figure.align_ylabels(all_axes)
         first, last = all_axes[0], all_axes[-1]
-        for strike in record.strikes:
+        for injection in record.injections:
             first.annotate(
-                strike.name,
-                ((strike.began + strike.recovered) / 120, 1.02),
+                injection.name,
+                ((injection.began + injection.recovered) / 120, 1.02),
                 xycoords=("data", "axes fraction"),
                 rotation=55,
                 rotation_mode="anchor",
                 ha="left",
                 va="bottom",
                 fontsize=7,
-                color="#c93a3a" if strike.failure else _SOFT,
+                color="#c93a3a" if injection.failure else _SOFT,
             )
         last.set_xlabel(
             "minutes of load; shaded: from each fault until all was well; dots: what is held in each lull"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Lull", "Record", "Sample", "Strike"]
+__all__ = ["Injection", "Lull", "Record", "Sample"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Strike:
+class Injection:
     """One fault, in seconds since the load began.
 
     Attributes:
@@ -32,7 +32,7 @@ class Strike:
 
     name: str
     began: float
-    mended: float
+    repaired: float
     recovered: float
     failure: str | None = None
 
@@ -63,14 +63,14 @@ class Record:
     seconds: float
     settle_seconds: float
     samples: list[Sample] = field(default_factory=list)
-    strikes: list[Strike] = field(default_factory=list)
+    injections: list[Injection] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def lulls(self) -> Sequence[Lull]:
         """From each recovery to the next fault, in order."""
-        ends = [*(strike.began for strike in self.strikes), self.seconds]
-        begins = [0.0, *(strike.recovered for strike in self.strikes)]
+        ends = [*(injection.began for injection in self.injections), self.seconds]
+        begins = [0.0, *(injection.recovered for injection in self.injections)]
         lulls = (Lull(began + self.settle_seconds, ended) for began, ended in zip(begins, ends, strict=True))
         return [lull for lull in lulls if lull.began < lull.ended]
 
@@ -102,7 +102,7 @@ class Record:
 
     @classmethod
     def load(cls, file: Path) -> "Record":
-        told = json.loads(file.read_text(encoding="utf-8"))
-        told["samples"] = [Sample(**sample) for sample in told["samples"]]
-        told["strikes"] = [Strike(**strike) for strike in told["strikes"]]
-        return cls(**told)
+        loaded = json.loads(file.read_text(encoding="utf-8"))
+        loaded["samples"] = [Sample(**sample) for sample in loaded["samples"]]
+        loaded["injections"] = [Injection(**injection) for injection in loaded["injections"]]
+        return cls(**loaded)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.soak.flatness import Bound, bounds, judge, theil_sen
-from tests.soak.record import Record, Sample, Strike
-from tests.soak.strikes import FAULTS, dealt
+from tests.soak.injections import FAULTS, dealt
+from tests.soak.record import Injection, Record, Sample
 
 MIB = 1024 * 1024
 MINUTES = 30
@@ -19,10 +19,12 @@ FLAT = {"rss": 120.0 * MIB, "blocks": 700_000.0, "files": 20.0, "tasks": 40.0, "
 def record(series: str, value: Callable[[float], float], *, minutes: int = MINUTES) -> Record:
     """A soak whose process is wild during each fault, as a real one is, and else as it is told."""
     made = Record(seconds=60.0 * minutes, settle_seconds=10.0)
-    made.strikes = [Strike("fault", 60.0 * n + 30, 60.0 * n + 45, 60.0 * n + 50) for n in range(minutes - 1)]
+    made.injections = [
+        Injection("fault", 60.0 * n + 30, 60.0 * n + 45, 60.0 * n + 50) for n in range(minutes - 1)
+    ]
     noise = random.Random(3)
     for at in range(0, 60 * minutes, 2):
-        wild = any(strike.began <= at < strike.recovered + 5 for strike in made.strikes)
+        wild = any(injection.began <= at < injection.recovered + 5 for injection in made.injections)
         level = FLAT[series]
         seen = level * 3 if wild else value(float(at)) + level * noise.uniform(-0.01, 0.01)
         made.samples.append(Sample(float(at), {series: seen}))
@@ -62,7 +64,7 @@ def test_a_steady_leak_is_named(series: str, by: float) -> None:
     assert line.startswith(BOUNDS[series].title)
 
 
-def test_growth_is_told_in_figures() -> None:
+def test_growth_is_reported_in_figures() -> None:
     finding = judge(growing("rss", by=30 * MIB), BOUNDS["rss"])
     assert finding.growth == pytest.approx(15 * MIB, rel=0.15)  # of the second half
     assert finding.limit == pytest.approx(0.05 * finding.level)
@@ -127,13 +129,13 @@ def test_the_fit_is_not_bent_by_a_few() -> None:
 
 def test_lulls_begin_when_things_have_settled_and_end_with_the_next_fault() -> None:
     made = Record(seconds=100, settle_seconds=10)
-    made.strikes = [Strike("a", 20, 25, 30), Strike("b", 38, 39, 40)]
+    made.injections = [Injection("a", 20, 25, 30), Injection("b", 38, 39, 40)]
     assert [(lull.began, lull.ended) for lull in made.lulls()] == [(10, 20), (50, 100)]
 
 
 def test_a_record_can_be_kept(tmp_path: Path) -> None:
     made = flat("rss")
-    made.strikes.append(Strike("fault", 1, 2, 3, "it did not come back"))
+    made.injections.append(Injection("fault", 1, 2, 3, "it did not come back"))
     made.failures.append("it did not come back")
     made.save(tmp_path / "a folder" / "soak.json")
     assert Record.load(tmp_path / "a folder" / "soak.json") == made

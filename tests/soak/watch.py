@@ -39,7 +39,7 @@ class Watch:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        looking = asyncio.create_task(self._look_on())
+        looking = asyncio.create_task(self._sample_loop())
         try:
             yield
         finally:
@@ -47,18 +47,18 @@ class Watch:
             with suppress(asyncio.CancelledError):
                 await looking
 
-    async def _look_on(self) -> None:
+    async def _sample_loop(self) -> None:
         while self._worker.process.poll() is None:
             at = self.seconds
             with suppress(psutil.NoSuchProcess):  # whoever struck will say so
-                self.samples.append(Sample(at, await asyncio.to_thread(self._look)))
+                self.samples.append(Sample(at, await asyncio.to_thread(self._sample)))
             await asyncio.sleep(max(0.0, _EVERY_SECONDS - (self.seconds - at)))
 
-    def _look(self) -> dict[str, float]:
+    def _sample(self) -> dict[str, float]:
         process = self._process
         rss, descriptors = process.memory_info().rss, process.num_fds()
         # In whatever state: one that the other side has closed and this one has not is a leak too.
-        far = [there.raddr.port for there in process.net_connections("tcp") if there.raddr]
+        far = [there.raddr.port for there in process.net_connections("tcp") if there.raddr]  # type: ignore[redundant-expr]  # no address while it listens, whatever the stubs say
         store, kafka = far.count(self._store), sum(port in self._kafka for port in far)
         seen: dict[str, float] = {
             "rss": rss,
@@ -69,10 +69,10 @@ class Watch:
         }
         status, text = self._worker.page("/metrics")
         if status == 200:  # a frozen one tells nothing
-            told = Samples(text)
+            loaded = Samples(text)
             seen |= {
-                "tasks": told.value("soak_tasks"),
-                "blocks": told.value("soak_blocks"),
-                "lag": told.total("anabranch_consumer_lag"),
+                "tasks": loaded.value("soak_tasks"),
+                "blocks": loaded.value("soak_blocks"),
+                "lag": loaded.total("anabranch_consumer_lag"),
             }
         return seen

@@ -52,7 +52,7 @@ def show_the_inside() -> None:
         made(self, settings)
         self._metrics.registry.register(_Inside(self))
 
-    WorkerApp.__init__ = make  # type: ignore[method-assign]
+    WorkerApp.__init__ = make  # type: ignore[method-assign]  # this process is there to be altered
 
 
 # Leaks: what each event leaves behind
@@ -98,7 +98,7 @@ def spring(leak: Callable[[int], Any]) -> None:
         await leak(next(numbers))
         await handle(self, record)
 
-    Processor.handle = leak_and_handle  # type: ignore[method-assign]
+    Processor.handle = leak_and_handle  # type: ignore[method-assign]  # this process is there to be altered
 
 
 if __name__ == "__main__":

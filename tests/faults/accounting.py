@@ -80,8 +80,8 @@ class Verdict:
     overtaken: int = 0
 
     @property
-    def faults(self) -> Sequence[str]:
-        """A line for each kind of fault, with the first events' names."""
+    def violations(self) -> Sequence[str]:
+        """A line for each kind of violation, with the first events' names."""
         kinds = {
             "lost": self.lost,
             "answered in both ways": self.both,
@@ -144,14 +144,14 @@ def account(
 
 def _overtaken(made: dict[str, Asked], log: Iterable[Logged], rank: dict[str, int]) -> int:
     """Events whose first answer came after that of one behind them with the same key."""
-    lanes: dict[tuple[int, bytes | None], list[Logged]] = defaultdict(list)
+    queues: dict[tuple[int, bytes | None], list[Logged]] = defaultdict(list)
     for event in log:
         if event.name in rank and event.name in made:
-            lanes[event.partition, made[event.name].key].append(event)
+            queues[event.partition, made[event.name].key].append(event)
     overtaken = 0
-    for lane in lanes.values():
+    for queue in queues.values():
         earliest_behind = len(rank) + sum(rank.values()) + 1
-        for event in sorted(lane, key=lambda event: event.offset, reverse=True):
+        for event in sorted(queue, key=lambda event: event.offset, reverse=True):
             overtaken += rank[event.name] > earliest_behind
             earliest_behind = min(earliest_behind, rank[event.name])
     return overtaken

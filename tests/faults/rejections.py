@@ -9,9 +9,9 @@ from itertools import count
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
+from tests.faults.accounting import Asked
 from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
 from tests.faults.load import NAME_HEADER, Event, good_events, poisoned
-from tests.faults.oracle import Asked
 from tests.faults.stack import CONCURRENCY, Stack
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
@@ -85,20 +85,20 @@ _TOPIC, _LITERAL, _WRITE, _DENY = 2, 3, 4, 2
 
 async def forbid(stack: Stack) -> None:
     """Nobody may write results or dead letters, for a while."""
-    refusals = [
+    rejections = [
         (_TOPIC, topic, _LITERAL, "User:worker", "*", _WRITE, _DENY)
         for topic in (stack.channel.output, stack.channel.dead_letters)
     ]
     async with administrator(stack) as client:
-        for explain in refusals:
-            response = await client._send_request(CreateAclsRequest(*explain))
+        for rejection in rejections:
+            response = await client._send_request(CreateAclsRequest(*rejection))
             assert [error for error, *_ in response.creation_responses] == [0], response
         try:
             await stack.until_unready(seconds=20)
             await asyncio.sleep(8)
         finally:
-            for explain in refusals:
-                await client._send_request(DeleteAclsRequest(*explain))
+            for rejection in rejections:
+                await client._send_request(DeleteAclsRequest(*rejection))
 
 
 async def ask_for_three_copies(stack: Stack) -> None:
@@ -107,7 +107,7 @@ async def ask_for_three_copies(stack: Stack) -> None:
 
 async def too_few_copies(stack: Stack) -> None:
     """With one of three dead, the output topic has not as many copies as it insists on."""
-    broker = stack.rng.choice(stack.plant.cluster.brokers)
+    broker = stack.rng.choice(stack.cluster.kafka.brokers)
     await asyncio.to_thread(broker.stop, kill=True)
     try:
         await stack.until_unready(seconds=40)
