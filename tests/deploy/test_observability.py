@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import promql_parser as promql
 import pytest
@@ -13,6 +13,7 @@ import yaml
 
 from streams.core import errors
 from streams.telemetry import metrics
+from tests.left_out import unavailable
 
 # Put there by Prometheus itself.
 TARGET_LABELS = {"job", "instance"}
@@ -159,7 +160,9 @@ def test_every_label_exists(expressions: list[Expression], known: dict[str, set[
         for node in expression.nodes():
             if isinstance(node, promql.VectorSelector):
                 for matcher in node.matchers.matchers:
-                    assert matcher.name in known[node.name], f"{expression.where}: {node.name} {matcher.name}"
+                    assert matcher.name in known[str(node.name)], (
+                        f"{expression.where}: {node.name} {matcher.name}"
+                    )
             elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
                 for selector in _selectors(node.expr):
                     missing = set(node.modifier.labels) - known[selector.name]
@@ -233,9 +236,9 @@ def _labels_left(node: Any, known: dict[str, set[str]]) -> set[str]:
     """The labels of an expression's result."""
     match node:
         case promql.VectorSelector():
-            left = known[node.name]
+            left = known[str(node.name)]
         case promql.MatrixSelector():
-            left = known[node.vector_selector.name]
+            left = known[str(node.vector_selector.name)]
         case promql.AggregateExpr():
             left = set(node.modifier.labels) if node.modifier else set()
         case promql.Call():
@@ -335,6 +338,7 @@ def test_runbook_speaks_of_what_exists(
     codes = set(re.findall(r"`([a-z]+_[a-z_]+)`", text)) - {
         "store_misconfigured",
         "kafka_unavailable",
+        "commit_failed",
         "max_connections",
         "runbook_url",
     }
@@ -365,9 +369,9 @@ def test_slo_burn_alerts_are_complete(alerts: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def promtool(which: Callable[[str], str | None], cannot_run: Callable[[str], NoReturn]) -> str:
-    return which("promtool") or cannot_run(
-        "promtool is not installed; it is in Debian's package `prometheus`"
+def promtool(which: Callable[[str], str | None]) -> str:
+    return which("promtool") or unavailable(
+        "promtool is not installed", enable="install Prometheus (Debian's package `prometheus`)"
     )
 
 

@@ -17,12 +17,12 @@ from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres, _find_instal
 from tests.certificates import Certificates, Identity
 from tests.integration.maven import Unresolved, resolved
 
-__all__ = ["ACCOUNT", "install", "tls_postgres"]
+__all__ = ["SYSTEM_USER", "install", "tls_postgres"]
 
 _MAJOR: Final = 18
 _VERSION: Final = "18.1.0"
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64v8"}
-ACCOUNT: Final = "nobody"
+SYSTEM_USER: Final = "nobody"
 
 # The socket is for those who set the server up.
 _HBA: Final = """\
@@ -74,7 +74,7 @@ def tls_postgres(
 
     Args:
         binaries: from `install`.
-        folder: where what it reads lies; its account must be able to enter.
+        folder: where what it reads lies; its system user must be able to enter.
         certificates: whom it trusts.
         identity: what it shows; by default a certificate that is right.
     """
@@ -87,11 +87,11 @@ def tls_postgres(
         copy = folder / f"{name}.pem"
         shutil.copy(file, copy)
         if os.geteuid() == 0:
-            shutil.chown(copy, ACCOUNT)
+            shutil.chown(copy, SYSTEM_USER)
     return EmbeddedPostgres(
         version=_MAJOR,
         install=binaries,
-        account=ACCOUNT,
+        account=SYSTEM_USER,
         settings={
             **THROW_AWAY,
             "ssl": "on",

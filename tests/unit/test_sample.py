@@ -72,6 +72,7 @@ def exact_search(corpus: Corpus, query: GoldenQuery) -> list[UUID]:
     """
     scores = corpus.chunk_embeddings.astype(np.float64) @ corpus.query_embedding(query).astype(np.float64)
     threshold = THRESHOLD[query.profile]
+    chunks = {chunk.id: chunk for chunk in corpus.chunks}
     documents = readable(corpus, query.principals)
     found = sorted(
         (-float(scores[chunk.embedding_row]), chunk.id, chunk)
@@ -84,8 +85,11 @@ def exact_search(corpus: Corpus, query: GoldenQuery) -> list[UUID]:
     )
 
     def passage_of(chunk: Chunk) -> UUID:
-        expanded = query.profile == "chat" and chunk.chunk_type == "problem"
-        return (chunk.parent_chunk_id if expanded else None) or chunk.id
+        if query.profile != "chat" or chunk.chunk_type != "problem" or chunk.parent_chunk_id is None:
+            return chunk.id
+        # Of the child's document, hence readable and in the session.
+        parent = chunks[chunk.parent_chunk_id]
+        return parent.id if passes(corpus, parent, query.filters or {}) else chunk.id
 
     everywhere = [passage_of(chunk) for _, _, chunk in found]
     local = [passage_of(chunk) for _, _, chunk in found if query.topic_id in chunk.related_topic_ids]
@@ -143,7 +147,7 @@ def test_golden_questions_use_what_an_event_may_say(corpus: Corpus) -> None:
     assert used == {"section", "document_type", "source_url_prefix", "metadata"}
 
 
-def test_the_asker_makes_a_difference(corpus: Corpus) -> None:
+def test_the_caller_makes_a_difference(corpus: Corpus) -> None:
     by_text: dict[str, list[GoldenQuery]] = {}
     for query in corpus.queries:
         by_text.setdefault(query.text, []).append(query)
@@ -320,7 +324,7 @@ def test_wrapping_a_line_elsewhere_does_not(edited: Callable[[str, str], Path]) 
 
 
 def test_a_name_that_stands_for_nothing_is_an_error(edited: Callable[[str, str], Path]) -> None:
-    with pytest.raises(SampleError, match=r"field-notebook/november: nothing is called 'gaugin'"):
+    with pytest.raises(SampleError, match=r"field-notebook/november: unknown name 'gaugin'"):
         read_texts(edited('["gauging"]', '["gaugin"]'), token_counts={})
 
 
@@ -346,4 +350,6 @@ def test_embed_says_what_the_model_directory_must_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert embed(["--model", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"{tmp_path} must hold exactly one *.onnx and a tokenizer.json\n"
+    assert (
+        capsys.readouterr().err == f"{tmp_path} must contain exactly one *.onnx file and a tokenizer.json\n"
+    )

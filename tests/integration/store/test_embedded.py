@@ -9,7 +9,7 @@ import stat
 import tempfile
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import asyncpg
 import psutil
@@ -17,11 +17,16 @@ import pytest
 
 import streams.embedded.postgres as module
 from streams.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from tests.left_out import TO_ENABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="it is about running as root")
+pytestmark = pytest.mark.slow
+
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason=f"is about running as root{TO_ENABLE}run the tests as root"
+)
 
 
 @pytest.fixture
@@ -66,12 +71,14 @@ async def test_nobody_else_comes_in() -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_it_comes_back_with_its_data_where_it_was(folder: Path, mode: str) -> None:
+async def test_it_comes_back_with_its_data_where_it_was(
+    folder: Path, mode: Literal["fast", "immediate"]
+) -> None:
     server = EmbeddedPostgres(folder / "pg")
     with server:
         await answer(server.dsn(), "CREATE TABLE t ()")
         dsn, pid = server.dsn(), server.pid
-        server.stop(mode)  # type: ignore[arg-type]
+        server.stop(mode)
         assert not psutil.pid_exists(pid)
         with pytest.raises(OSError, match=r"refused|Connect call failed"):
             await answer(dsn)
@@ -92,7 +99,7 @@ def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
 def test_a_port_in_use_is_said() -> None:
     with (
         EmbeddedPostgres() as server,
-        pytest.raises(EmbeddedPostgresError, match="is taken by another process"),
+        pytest.raises(EmbeddedPostgresError, match="is in use by another process"),
     ):
         EmbeddedPostgres(port=server.port).__enter__()
 
@@ -136,7 +143,7 @@ async def test_as_root_with_an_environment_that_only_root_may_enter(
 @as_root
 def test_as_root_a_folder_that_the_server_cannot_enter_is_said(folder: Path) -> None:
     folder.chmod(0o700)
-    with pytest.raises(EmbeddedPostgresError, match="cannot be entered by the account 'nobody'"):
+    with pytest.raises(EmbeddedPostgresError, match="the account 'nobody' cannot access"):
         EmbeddedPostgres(folder / "pg").start()
 
 
