@@ -12,6 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
+from tests.integration.connections import connected
 from tests.integration.oracle import merged_metadata
 
 if TYPE_CHECKING:
@@ -42,15 +43,6 @@ METADATA = (
     '"year"',
     "null",
 )
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 @asynccontextmanager

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-import asyncpg
 from aiokafka.structs import ConsumerRecord
 
 from tests.conftest import Database
+from tests.integration.connections import execute
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from tests.integration.harness import PARTITIONS, Channel, OutputReader, Worker, as_avro, event_id_of, query
 
@@ -88,9 +88,7 @@ async def test_the_duration_counts_the_time_in_the_queue(
 ) -> None:
     """Events that wait behind slow ones, which have all the slots of their partition, were fetched with them."""
     await load(database.writer, tiny_corpus())
-    admin = await asyncpg.connect(database.admin)
-    await admin.execute(SLOW_ASKERS)
-    await admin.close()
+    await execute(database.admin, SLOW_ASKERS)
     asking = Asking(channel)
     for number in range(14):
         await asking.send(0, principal="user:slow" if number < 4 else "user:1")
@@ -111,9 +109,7 @@ async def test_slow_events_do_not_delay_other_partitions(
     figures: Callable[[str], None],
 ) -> None:
     await load(database.writer, tiny_corpus())
-    admin = await asyncpg.connect(database.admin)
-    await admin.execute(SLOW_ASKERS)
-    await admin.close()
+    await execute(database.admin, SLOW_ASKERS)
     asking = Asking(channel)
     worker = start_worker(database.worker)
     await worker.until_ready()

@@ -7,7 +7,6 @@ everything are in test_against_oracle.py.
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import nextafter
@@ -15,7 +14,6 @@ from time import perf_counter
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import numpy as np
 import pytest
 
@@ -26,6 +24,7 @@ from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import Codec, result_to_json
 from tests.conftest import SETTING, Database
+from tests.integration.connections import connected
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
 
@@ -119,15 +118,6 @@ async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIt
     yield hold
     for store in stores:
         await store.close(timeout_seconds=3)
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 def numbers(found: Mapping[str, Any], name: str = "chunk_id") -> list[int]:

@@ -20,7 +20,6 @@ from tests.integration.access_oracle import (
     assert_derived_is_true,
     assert_derived_is_true_but_for_unused_sets,
     chunk,
-    connected,
     document,
     drop_foreign_keys,
     grant,
@@ -28,6 +27,7 @@ from tests.integration.access_oracle import (
     seen_by,
     until_blocked,
 )
+from tests.integration.connections import connected
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -16,7 +17,6 @@ from streams.store.migrate import migrate
 from tests.integration.access_oracle import (
     assert_derived_is_true,
     chunk,
-    connected,
     document,
     drop_foreign_keys,
     grant,
@@ -24,6 +24,7 @@ from tests.integration.access_oracle import (
     seen_by,
     until_blocked,
 )
+from tests.integration.connections import connected
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,6 +47,18 @@ async def pair(database: Database) -> AsyncIterator[Pair]:
         connected(database.worker) as worker,
     ):
         yield one, two, owner, worker
+
+
+@asynccontextmanager
+async def snapshot_taken(connection: Connection, isolation: Any) -> AsyncIterator[None]:
+    """Inside a transaction that already has its snapshot, and that is rolled back at the end."""
+    transaction = connection.transaction(isolation=isolation)
+    await transaction.start()
+    await connection.fetch("SELECT 1 FROM documents")
+    try:
+        yield
+    finally:
+        await transaction.rollback()
 
 
 @pytest.fixture
@@ -101,13 +114,10 @@ async def test_an_insert_with_an_old_snapshot_of_the_grants_fails(pair: Pair, is
     one, two, owner, worker = pair
     id_ = await document(one, "user:1")
     await document(one, "user:1")  # keeps their set of readers in use
-    late = two.transaction(isolation=isolation)
-    await late.start()
-    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-    await one.execute("DELETE FROM documents WHERE id = $1", id_)
-    with pytest.raises(asyncpg.SerializationError):
-        await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
-    await late.rollback()
+    async with snapshot_taken(two, isolation):
+        await one.execute("DELETE FROM documents WHERE id = $1", id_)
+        with pytest.raises(asyncpg.SerializationError):
+            await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
     await assert_derived_is_true(owner, worker)
 
 
@@ -118,19 +128,16 @@ async def test_a_snapshot_that_holds_another_chunk_of_the_same_id(pair: Pair, is
     document_id = await document(one, "user:1")
     id_ = await chunk(one, document_id, [UUID(int=1)])
     for _ in range(20):  # which of the two is read first is chance
-        late = two.transaction(isolation=isolation)
-        await late.start()
-        await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-        await one.execute("UPDATE document_chunks SET id = gen_random_uuid() WHERE id = $1", id_)
-        with pytest.raises(asyncpg.SerializationError):
-            await two.execute(
-                "INSERT INTO document_chunks (id, document_id, text_content, related_topic_ids)"
-                " VALUES ($1, $2, 'c', $3)",
-                id_,
-                document_id,
-                [UUID(int=2)],
-            )
-        await late.rollback()
+        async with snapshot_taken(two, isolation):
+            await one.execute("UPDATE document_chunks SET id = gen_random_uuid() WHERE id = $1", id_)
+            with pytest.raises(asyncpg.SerializationError):
+                await two.execute(
+                    "INSERT INTO document_chunks (id, document_id, text_content, related_topic_ids)"
+                    " VALUES ($1, $2, 'c', $3)",
+                    id_,
+                    document_id,
+                    [UUID(int=2)],
+                )
         await one.execute("UPDATE document_chunks SET id = $1", id_)
         await assert_derived_is_true(owner, worker)
 
@@ -143,13 +150,10 @@ async def test_a_snapshot_that_holds_another_document_of_the_same_id(
     id_ = await document(one, "user:1")
     await grant(one, other := uuid4(), "user:1")
     await chunk(one, id_)
-    late = two.transaction(isolation=isolation)
-    await late.start()
-    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-    await one.execute("UPDATE documents SET id = $2 WHERE id = $1", id_, other)
-    with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
-        await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
-    await late.rollback()
+    async with snapshot_taken(two, isolation):
+        await one.execute("UPDATE documents SET id = $2 WHERE id = $1", id_, other)
+        with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
+            await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
     await assert_derived_is_true(owner, worker)
 
 
@@ -235,14 +239,11 @@ async def test_a_document_that_the_snapshot_lacks_is_not_missed(
     one, two, owner, worker = without_keys
     id_ = uuid4()
     await grant(one, id_, "user:1")
-    late = two.transaction(isolation=isolation)
-    await late.start()
-    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-    await one.execute("INSERT INTO documents (id) VALUES ($1)", id_)
-    await chunk(one, id_)
-    with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
-        await two.execute(change, id_)
-    await late.rollback()
+    async with snapshot_taken(two, isolation):
+        await one.execute("INSERT INTO documents (id) VALUES ($1)", id_)
+        await chunk(one, id_)
+        with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
+            await two.execute(change, id_)
     await assert_derived_is_true(owner, worker)
 
 
@@ -257,13 +258,10 @@ async def test_a_chunk_whose_document_the_snapshot_lacks_leaves_no_entry(
     one, two, owner, worker = without_keys
     id_ = uuid4()
     await chunk(one, id_)
-    late = two.transaction(isolation=isolation)
-    await late.start()
-    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-    await one.execute("""INSERT INTO documents (id, metadata) VALUES ($1, '{"a": "b"}')""", id_)
-    with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
-        await two.execute(change)
-    await late.rollback()
+    async with snapshot_taken(two, isolation):
+        await one.execute("""INSERT INTO documents (id, metadata) VALUES ($1, '{"a": "b"}')""", id_)
+        with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
+            await two.execute(change)
     await assert_derived_is_true(owner, worker)
 
 
@@ -281,13 +279,10 @@ async def test_an_insert_whose_snapshot_lacks_a_change_fails(
     one, two, owner, worker = without_keys
     id_ = uuid4()
     await grant(one, id_, "group:law")
-    late = two.transaction(isolation=isolation)
-    await late.start()
-    await two.fetch("SELECT 1 FROM documents")  # takes the snapshot
-    await one.execute(change, id_)
-    with pytest.raises(asyncpg.SerializationError):
-        await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
-    await late.rollback()
+    async with snapshot_taken(two, isolation):
+        await one.execute(change, id_)
+        with pytest.raises(asyncpg.SerializationError):
+            await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
     await two.execute("INSERT INTO documents (id) VALUES ($1)", id_)
     await assert_derived_is_true(owner, worker)
 

@@ -20,9 +20,9 @@ from tests.integration.access_oracle import (
     METADATA,
     PRINCIPALS,
     assert_derived_is_true_but_for_unused_sets,
-    connected,
     drop_foreign_keys,
 )
+from tests.integration.connections import connected
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

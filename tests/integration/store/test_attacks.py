@@ -18,13 +18,13 @@ from streams.store.preflight import inspect
 from streams.store.runner import Runner
 from tests.integration.access_oracle import (
     chunk,
-    connected,
     document,
     drop_foreign_keys,
     grant,
     revoke,
     seen_by,
 )
+from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
     from tests.conftest import Database, PostgresServer
@@ -36,11 +36,6 @@ PARTITIONED = """
         text_content text) PARTITION BY HASH (id);
     CREATE TABLE document_grants (document_id uuid, principal text, PRIMARY KEY (document_id, principal));
 """
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 async def partitioned(database: Database, count: int) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.reference import InvalidReference, check_setting_name, reference
+from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.conftest import Database, PostgresServer
 
 SETTING = "anabranch.principals"
@@ -70,20 +67,6 @@ BACK_ENDS_OWN = """
         SELECT gen_random_uuid(), d.id, CASE WHEN n = 1 THEN NULL ELSE ARRAY[d.id] END, 'c', $VECTOR$::vector
         FROM documents d, generate_series(1, 3) n;
 """.replace("$VECTOR$", f"'{VECTOR}'")
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 async def catalog(dsn: str) -> list[tuple[Any, ...]]:

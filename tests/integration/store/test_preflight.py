@@ -5,19 +5,16 @@
 from __future__ import annotations
 
 import re
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from streams.store import preflight
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import Finding, inspect
+from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.conftest import Database, PostgresServer
 
 SETTING = "anabranch.principals"
@@ -26,20 +23,6 @@ CHECKS = {
     "server", "extension", "tables", "columns", "role", "privileges", "row_level_security", "policies",
     "isolation", "schema", "functions", "triggers", "storage", "indexes",
 }  # fmt: skip
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 async def findings(dsn: str, *, setting: str = SETTING) -> list[Finding]:

@@ -8,13 +8,11 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import asyncpg
 import numpy as np
 import pytest
 
@@ -25,11 +23,12 @@ from streams.store.postgres import _coordinates
 from streams.store.reference import TABLES
 from streams.store.statistics import Statistics, StatisticsError, collect
 from streams.terminal import Console
+from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.oracle import merged_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tests.conftest import Database, PostgresServer
 
@@ -75,20 +74,6 @@ KEYS = {
     "access.access_set_max",
 }
 # `differences` is empty here; test_verification.py provokes some.
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 async def statistics(dsn: str) -> Statistics:

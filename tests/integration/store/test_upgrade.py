@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,12 @@ from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
 from streams.store.preflight import inspect
 from streams.store.verification import verify
+from tests.integration.connections import connected, execute
 from tests.integration.store.waits import LONGEST_SECONDS, fill, measure
 from tests.left_out import unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from tests.conftest import Database, PostgresServer
 
@@ -36,20 +37,6 @@ SETTING = "anabranch.principals"
 #: The last commit of version 1.
 FIRST_RELEASE = "b3b3472"
 VERSION_1 = Path(__file__).with_name("schema_version_1.sql")
-
-
-@asynccontextmanager
-async def connected(dsn: str, **options: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(dsn, server_settings=options)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 async def problems(database: Database) -> list[str]:

@@ -8,16 +8,14 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from streams.store.migrate import migrate
+from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.conftest import Database, PostgresServer
@@ -54,20 +52,6 @@ BYPASSES = {
         "DELETE FROM chunk_metadata WHERE ctid = (SELECT min(ctid) FROM chunk_metadata)",
     ),
 }
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def execute(dsn: str, sql: str) -> None:
-    async with connected(dsn) as connection:
-        await connection.execute(sql)
 
 
 def anabranch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import asyncpg
 
 from tests.conftest import Database
+from tests.integration.connections import execute
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query, until
 
@@ -75,9 +76,7 @@ async def test_an_event_that_is_overtaken_is_not_committed_past(
 ) -> None:
     """The first event of each partition is slow; those behind it are answered, and then comes kill -9."""
     await load(database.writer, tiny_corpus())
-    admin = await asyncpg.connect(database.admin)
-    await admin.execute(SLOW_ASKERS)
-    await admin.close()
+    await execute(database.admin, SLOW_ASKERS)
     first = start_worker(database.worker)
     await first.until_ready()
     asked = set()
@@ -111,9 +110,7 @@ async def test_a_rebalance_gives_up_on_what_does_not_end_and_loses_nothing(
 ) -> None:
     """Slow events are in work when another member joins; the group does not wait for them to end."""
     await load(database.writer, tiny_corpus())
-    admin = await asyncpg.connect(database.admin)
-    await admin.execute(SLOW_ASKERS)
-    await admin.close()
+    await execute(database.admin, SLOW_ASKERS)
     first = start_worker(database.worker)
     await first.until_ready()
     asked = set()

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from tests.conftest import Database
+from tests.integration.connections import execute
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query
 
@@ -27,9 +28,7 @@ async def test_one_event_that_always_times_out_is_dead_lettered(
     database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
 ) -> None:
     await load(database.writer, tiny_corpus())
-    admin = await asyncpg.connect(database.admin)
-    await admin.execute(SLOW_ASKERS)
-    await admin.close()
+    await execute(database.admin, SLOW_ASKERS)
     worker = start_worker(database.worker, ANABRANCH_SEARCH_TIMEOUT_SECONDS="1", **QUICK)
     await worker.until_ready()
     slow = as_avro(query(VECTOR, principals=["user:slow"]))
