@@ -5,7 +5,7 @@ file that is not a page becomes a download.
 """
 
 project = "Anabranch"
-copyright = "The Anabranch developers. Licence: Apache-2.0"  # noqa: A001 — Sphinx reads this name
+copyright = "The Anabranch developers. Licence: Apache-2.0"  # noqa: A001  # Sphinx reads this name
 extensions = ["myst_parser"]
 
 root_doc = "docs/index"

@@ -4,6 +4,7 @@ No other module uses one, and `tests/unit/test_internals.py` fails if a release 
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
@@ -61,7 +62,7 @@ def _patch_connection_resets() -> None:
     or its metadata updates: nothing would be published until the process restarts.
     """
     AIOKafkaConnection.send = _with_kafka_error(AIOKafkaConnection.send)
-    AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001
+    AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001  # not public; it writes too
 
 
 def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +95,7 @@ def replace_fetched_records(
 # Classes that are extended
 
 
-class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
+class PartitionRecords(fetcher.PartitionRecords, ABC):  # type: ignore[misc]  # aiokafka has no types
     """The data of one partition in a fetch response; a subclass reads its batches.
 
     Attributes:
@@ -103,6 +104,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aioka
 
     next_fetch_offset: int
 
+    @abstractmethod
     def unpack(self, batches: Any, *, check_crc: bool) -> Iterator[ConsumerRecord]:
         """Read the batches.
 
@@ -110,7 +112,6 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aioka
             batches: an instance of the class that replaces `MemoryRecords`.
             check_crc: whether to verify the batches' checksums.
         """
-        raise NotImplementedError
 
     @property
     def partition(self) -> TopicPartition:

@@ -2,7 +2,7 @@
 
 Each command imports its dependencies when it runs: importing Faust takes half a second, and few commands need it.
 """
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415  # see above
 
 import asyncio
 import math

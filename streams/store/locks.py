@@ -94,7 +94,7 @@ class LockRetries:
             sessions: dict[int, str] = {}
             began = time.monotonic()
             try:
-                return await self._run_observed(lambda: work(limit), blockers, sessions)  # noqa: B023
+                return await self._run_observed(lambda: work(limit), blockers, sessions)  # noqa: B023  # called in this iteration
             except (
                 asyncpg.LockNotAvailableError,
                 asyncpg.DeadlockDetectedError,
@@ -114,7 +114,7 @@ class LockRetries:
                         " SELECT pg_terminate_backend(pid);"
                     ) from error
             # Jitter, so that the attempts do not coincide with a back end's periodic writes.
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # not for cryptography
             pause = min(2 * pause, _MAX_PAUSE)
 
     async def _run_observed(

@@ -185,8 +185,7 @@ class Processor:
             raise
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
-            # The traceback names code only; an exception's own text may quote the event.
-            logger.error(  # noqa: TRY400
+            logger.error(  # noqa: TRY400  # the exception's own text may quote the event
                 "unexpected %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
             )
             tracker.count_defect(defect)

@@ -22,7 +22,7 @@ __all__ = ["run_worker"]
 
 def _check_port(address: IPv4Address | IPv6Address, port: int) -> None:
     """Check that the web server can bind its port; otherwise Faust would crash later with a traceback."""
-    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6) as probe:  # noqa: PLR2004
+    with socket.socket(socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((str(address), port))
