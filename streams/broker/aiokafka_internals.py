@@ -70,6 +70,8 @@ def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
     def patched(connection: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return send(connection, *args, **kwargs)
+        except KafkaError:
+            raise  # it is a RuntimeError too, but aiokafka handles it
         except RuntimeError as error:
             connection.close(reason=CloseReason.CONNECTION_BROKEN)
             raise KafkaConnectionError(

@@ -12,9 +12,6 @@ from streams.embedded.broker import EmbeddedBroker
 from tests.integration.harness import Channel
 
 
-@pytest.mark.xfail(
-    strict=True, reason="every KafkaError is a RuntimeError, and is taken for a broken connection"
-)
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 async def test_a_request_that_the_broker_does_not_support_costs_no_connection(
     broker: EmbeddedBroker, channel: Channel
