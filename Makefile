@@ -10,6 +10,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command 'make lock'
 PYTEST_ARGS ?=
+# Most tests wait for servers more than they compute. A file's tests share a process and its servers; long files start first.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?=
 # Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.
 SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
@@ -24,10 +26,10 @@ demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with s
 	@$(BIN)/anabranch demo
 
 test: $(VENV)/.test ## Run all tests
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.test ## Run the fast tests that need no server except PostgreSQL, in under two minutes
-	$(BIN)/pytest --fast --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) --fast $(PYTEST_ARGS)
 
 evaluate: $(VENV)/.test ## Measure recall, access control cost, plans and ranking, and check each against its bound
 	@$(BIN)/python -m tests.evaluate

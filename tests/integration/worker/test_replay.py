@@ -41,7 +41,7 @@ HEADERS: Sequence[tuple[str, bytes | None]] = [
     ("__connect.errors.topic", b"elsewhere"),
 ]
 # What a letter is and what becomes of it does not depend on the broker; what a replay remembers does.
-on_one_broker = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+on_one_broker = pytest.mark.parametrize("broker", ["either"], indirect=True)
 STORE_OUTAGE = GaveUp("store_unavailable", "the store was unavailable 3 times")
 
 
