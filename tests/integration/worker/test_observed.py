@@ -5,12 +5,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import streams
 from streams.embedded.postgres import EmbeddedPostgres
-from tests.conftest import PostgresServer
+from tests.conftest import Database, PostgresServer
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import (
     Channel,
@@ -202,3 +203,38 @@ def agree(samples: Samples, events: Load, output_reader: OutputReader) -> None:
     # A boundary exactly on each limit of the objectives.
     assert samples.value("anabranch_event_duration_seconds_bucket", profile="chat", le="0.25") > 0
     assert samples.value("anabranch_event_age_seconds_bucket", le="2.0") > 0
+
+
+# A worker whose other parts take long to stop after its store is closed.
+SLOW_TO_STOP = """
+import asyncio
+import sys
+from streams.cli import main
+from streams.worker.app import WorkerApp
+
+close = WorkerApp.close
+
+async def close_slowly(self):
+    await close(self)
+    await asyncio.sleep(3)
+
+WorkerApp.close = close_slowly
+sys.argv[1:] = ["worker"]
+main()
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="the store is probed after its pool is closed")
+@pytest.mark.parametrize("broker", ["either"], indirect=True)
+async def test_a_worker_that_stops_reports_no_outage(
+    database: Database, channel: Channel, tmp_path: Path
+) -> None:
+    worker = Worker(tmp_path / "worker.log", channel, database.worker, {}, ("-c", SLOW_TO_STOP))
+    try:
+        await worker.until_ready()
+        code, _ = await worker.terminate()
+    finally:
+        worker.end()
+    assert code == 0
+    assert "store is up" in worker.log
+    assert "store is down" not in worker.log
