@@ -4,6 +4,7 @@ Faust provides the consumer group, the agent and the web server. `streams.worker
 and when. A comment next to each Faust setting explains which problem it avoids.
 """
 
+import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterable, Collection, Mapping, Sequence
@@ -117,6 +118,7 @@ class WorkerApp:
         )
         self.refused = False
         self._starting = True
+        self._store_watch: asyncio.Future[Any] | None = None
         self._kafka_reachable = True
         self._kafka_health = KafkaHealth(lambda: diagnose(self._connection))
         waits = InterruptibleWaits()
@@ -216,7 +218,7 @@ class WorkerApp:
     async def open(self) -> None:
         """Called before any service starts. The store is connected later, so an unreachable one is not an error yet."""
         await self._store.open()
-        self.app.add_future(self._watch_store())
+        self._store_watch = self.app.add_future(self._watch_store())
         self.app.add_future(self._kafka_health.watch())
         self.app.add_future(self._lag.watch())
         self.app.add_future(self._watch_topics())
@@ -243,6 +245,10 @@ class WorkerApp:
 
     async def close(self) -> None:
         """Called after the last event."""
+        # Otherwise it would probe the closed pool, and report an outage.
+        if self._store_watch is not None:
+            self._store_watch.cancel()
+            await asyncio.wait([self._store_watch])
         await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
 
     def _mount(self) -> None:

@@ -224,7 +224,6 @@ main()
 """
 
 
-@pytest.mark.xfail(strict=True, reason="the store is probed after its pool is closed")
 @pytest.mark.parametrize("broker", ["either"], indirect=True)
 async def test_a_worker_that_stops_reports_no_outage(
     database: Database, channel: Channel, tmp_path: Path
