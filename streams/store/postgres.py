@@ -216,6 +216,27 @@ class PostgresStore:
         return {row["id"]: _passage(row) for row in rows}
 
     async def _search(self, search: Search, limit: asyncio.Timeout) -> ArmResult:
+        """Search one arm: exactly if its scope is small enough to read, else through the vector index.
+
+        The scope is the arm's rows that the principals may read and that meet the filters. An exact search stops one
+        row above its bound: the scope is then larger, and the rows are discarded. The rows wanted from the index are
+        four times the search's limit, but at most 1,000 more than the limit. In this order:
+
+        step  runs if                         statement             bound (default)                  is the result if
+        ----  ------------------------------  --------------------  -------------------------------  ----------------
+        1     always                          search_exactly        small_scope_rows (1,000)         scope ≤ bound
+        2     scope > bound of 1              search_approximately  1,000 tuples of the index        all wanted found
+        3     2 found fewer rows than wanted  search_exactly        exact_scan_rows / 4 (5,000)      scope ≤ bound
+        4     scope > bound of 3              search_approximately  hnsw.max_scan_tuples (20,000)    all wanted found
+        5     4 found fewer rows than wanted  search_exactly        exact_scan_rows (20,000)         scope ≤ bound
+        6     scope > bound of 5              none                  the rows that 4 found            always: truncated
+
+        - No bound of an exact search is above exact_scan_rows, and the bound of 3 is never below the bound of 1. The
+          bound of 2 is never above the server's hnsw.max_scan_tuples.
+        - Steps 1 and 2 share a transaction, and so do 3 and 4. Step 5 has its own.
+        - A result of 1, 3 or 5 is `complete` if the scope has no more rows than the limit. A result of 2, 4 or 6 never
+          is. A truncated result has the warning `scan_truncated`.
+        """
         scope = (search.session_id, search.topic_id, *_conditions(search.filters))
         arguments = (search.vector, *scope, search.limit, search.expand_parents)
         rows_wanted = min(_OVERFETCH_FACTOR * search.limit, search.limit + _MAX_EXTRA_ROWS)
