@@ -19,9 +19,10 @@
 -- Sets are looked up and deleted with SKIP LOCKED, so no transaction waits for another one's set. As a consequence, a
 -- set may be stored twice, which is harmless.
 --
--- The functions run as the tables' owner. Their search_path finds functions and operators only in pg_catalog. Trigger
--- conditions are resolved when the trigger is created: operators for which another schema could have a closer match
--- (those on arrays) are qualified.
+-- The functions run as the tables' owner. Their search_path finds functions and operators only in pg_catalog. Functions
+-- without a search_path of their own qualify everything instead: PostgreSQL can then inline them into the calling
+-- statement, so they cost no more than the expression. Trigger conditions are resolved when the trigger is created:
+-- operators for which another schema could have a closer match (those on arrays) are qualified.
 
 CREATE TABLE IF NOT EXISTS public.access_sets (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -165,14 +166,24 @@ $$;
 
 -- Access sets
 
--- A document's readers, sorted, without duplicates; null if there are none.
+-- The readers of each document that has any: sorted, without duplicates. Inlined like a view, so that a condition on
+-- document_id can use the index.
+CREATE OR REPLACE FUNCTION public.anabranch_all_readers() RETURNS TABLE (document_id uuid, principals text[])
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT g.document_id,
+         pg_catalog.array_agg(DISTINCT g.principal::pg_catalog.text COLLATE pg_catalog."C"
+                              ORDER BY g.principal::pg_catalog.text COLLATE pg_catalog."C")
+  FROM public.document_grants g
+  GROUP BY g.document_id
+$$;
+
+-- The readers of one document; null if there are none.
 CREATE OR REPLACE FUNCTION public.anabranch_readers(document uuid) RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-  RETURN (SELECT array_agg(DISTINCT g.principal::text COLLATE "C" ORDER BY g.principal::text COLLATE "C")
-          FROM public.document_grants g
-          WHERE g.document_id = document);
+  RETURN (SELECT r.principals FROM public.anabranch_all_readers() r WHERE r.document_id = document);
 END
 $$;
 
@@ -257,14 +268,40 @@ $$;
 
 -- Metadata
 
--- Values have the same form as in results: strings unchanged, everything else as JSON.
-CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF uuid
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+-- Searches use the first three too: a worker inserts their expressions into its statements.
+
+-- The form of a value in results and filters: strings unchanged, everything else as JSON. Null only for a missing value.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_text(value jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-  SELECT encode(substr(sha256(convert_to(m.key, 'UTF8') || decode('00', 'hex') || convert_to(
-    CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}' ELSE m.value::text END, 'UTF8')), 1, 16), 'hex')::uuid
-  FROM jsonb_each(CASE WHEN jsonb_typeof(document) = 'object' THEN document ELSE '{}' END
-               || CASE WHEN jsonb_typeof(chunk) = 'object' THEN chunk ELSE '{}' END) m
+  SELECT CASE WHEN pg_catalog.jsonb_typeof(value) OPERATOR(pg_catalog.=) 'string'
+              THEN value OPERATOR(pg_catalog.#>>) '{}' ELSE value::pg_catalog.text END
+$$;
+
+-- A chunk's metadata: its document's, overridden by its own. Anything but an object counts as empty.
+CREATE OR REPLACE FUNCTION public.anabranch_merged_metadata(document jsonb, chunk jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+  SELECT CASE WHEN pg_catalog.jsonb_typeof(document) OPERATOR(pg_catalog.=) 'object' THEN document ELSE '{}' END
+         OPERATOR(pg_catalog.||)
+         CASE WHEN pg_catalog.jsonb_typeof(chunk) OPERATOR(pg_catalog.=) 'object' THEN chunk ELSE '{}' END
+$$;
+
+-- The key of a row of chunk_metadata.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_entry(key text, value text) RETURNS uuid
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(
+    pg_catalog.convert_to(key, 'UTF8') OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')
+    OPERATOR(pg_catalog.||) pg_catalog.convert_to(value, 'UTF8')), 1, 16), 'hex')::pg_catalog.uuid
+$$;
+
+-- The rows of chunk_metadata for a chunk.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF uuid
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT public.anabranch_metadata_entry(m.key, public.anabranch_metadata_text(m.value))
+  FROM pg_catalog.jsonb_each(public.anabranch_merged_metadata(document, chunk)) m
 $$;
 
 -- Rebuilds chunk_metadata for the given chunks.
@@ -281,6 +318,15 @@ BEGIN
   WHERE c.id = ANY (chunks)
   ON CONFLICT DO NOTHING;
 END
+$$;
+
+-- Topics
+
+-- The topics of a chunk: without duplicates and nulls.
+CREATE OR REPLACE FUNCTION public.anabranch_topics(related_topic_ids uuid[]) RETURNS SETOF uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+  SELECT DISTINCT r.topic_id FROM pg_catalog.unnest(related_topic_ids) r (topic_id) WHERE r.topic_id IS NOT NULL
 $$;
 
 -- Trigger functions
@@ -491,9 +537,8 @@ BEGIN
   END IF;
   IF retopics THEN
     INSERT INTO public.chunk_topics (topic_id, chunk_id, session_id, access_set_id)
-    SELECT DISTINCT r.topic_id, chunk.id, chunk.session_id, chunk.access_set_id
-    FROM unnest(chunk.related_topic_ids) AS r (topic_id)
-    WHERE r.topic_id IS NOT NULL
+    SELECT r.topic_id, chunk.id, chunk.session_id, chunk.access_set_id
+    FROM public.anabranch_topics(chunk.related_topic_ids) AS r (topic_id)
     ON CONFLICT DO NOTHING;
   END IF;
   IF NOT redescribes AND NEW.access_set_id IS NOT DISTINCT FROM OLD.access_set_id THEN
@@ -585,12 +630,7 @@ AS $$
   SELECT d.id
   FROM public.documents d
   LEFT JOIN public.access_sets s ON s.id = d.access_set_id
-  LEFT JOIN (
-    SELECT g.document_id,
-           array_agg(DISTINCT g.principal::text COLLATE "C" ORDER BY g.principal::text COLLATE "C") AS principals
-    FROM public.document_grants g
-    GROUP BY g.document_id
-  ) truth ON truth.document_id = d.id
+  LEFT JOIN public.anabranch_all_readers() truth ON truth.document_id = d.id
   WHERE s.principals IS DISTINCT FROM truth.principals
 $$;
 
@@ -609,9 +649,9 @@ AS $$
   SELECT coalesce(t.chunk_id, truth.chunk_id)
   FROM public.chunk_topics t
   FULL JOIN (
-    SELECT DISTINCT r.topic_id, c.id AS chunk_id, c.session_id, c.access_set_id
-    FROM public.document_chunks c, unnest(c.related_topic_ids) AS r (topic_id)
-    WHERE r.topic_id IS NOT NULL
+    SELECT r.topic_id, c.id AS chunk_id, c.session_id, c.access_set_id
+    FROM public.document_chunks c
+    CROSS JOIN LATERAL public.anabranch_topics(c.related_topic_ids) AS r (topic_id)
   ) truth ON truth.topic_id = t.topic_id AND truth.chunk_id = t.chunk_id
   WHERE t.chunk_id IS NULL OR truth.chunk_id IS NULL
      OR t.session_id IS DISTINCT FROM truth.session_id
@@ -669,9 +709,10 @@ BEGIN
   WHERE c.id = truth.id AND c.access_set_id IS DISTINCT FROM truth.access_set_id;
   DELETE FROM public.chunk_topics t WHERE t.chunk_id = ANY (ids);
   INSERT INTO public.chunk_topics (topic_id, chunk_id, session_id, access_set_id)
-  SELECT DISTINCT r.topic_id, c.id, c.session_id, c.access_set_id
-  FROM public.document_chunks c, unnest(c.related_topic_ids) AS r (topic_id)
-  WHERE c.id = ANY (ids) AND r.topic_id IS NOT NULL
+  SELECT r.topic_id, c.id, c.session_id, c.access_set_id
+  FROM public.document_chunks c
+  CROSS JOIN LATERAL public.anabranch_topics(c.related_topic_ids) AS r (topic_id)
+  WHERE c.id = ANY (ids)
   ON CONFLICT DO NOTHING;
   PERFORM public.anabranch_rebuild_metadata(ids);
 END
@@ -703,14 +744,16 @@ BEGIN
 END
 $$;
 
--- Only the owner may execute these functions; triggers do not need this right.
+-- Only the owner may execute these functions, except those in 005_access.sql; triggers do not need this right.
 REVOKE ALL ON FUNCTION
   public.anabranch_keeps_snapshot(), public.anabranch_has_document_key(regclass),
   public.anabranch_require_read_committed(boolean),
   public.anabranch_lock_documents(uuid[], boolean), public.anabranch_share_id_lock(uuid),
-  public.anabranch_readers(uuid), public.anabranch_access_set(uuid), public.anabranch_discard_access_set(bigint),
+  public.anabranch_all_readers(), public.anabranch_readers(uuid), public.anabranch_access_set(uuid), public.anabranch_discard_access_set(bigint),
   public.anabranch_update_access(uuid[]),
-  public.anabranch_metadata_entries(jsonb, jsonb), public.anabranch_rebuild_metadata(uuid[]),
+  public.anabranch_metadata_text(jsonb), public.anabranch_merged_metadata(jsonb, jsonb),
+  public.anabranch_metadata_entry(text, text), public.anabranch_metadata_entries(jsonb, jsonb),
+  public.anabranch_rebuild_metadata(uuid[]), public.anabranch_topics(uuid[]),
   public.anabranch_sync_grants(), public.anabranch_set_document_access(), public.anabranch_sync_document(),
   public.anabranch_set_chunk_access(), public.anabranch_sync_chunk(),
   public.anabranch_stale_documents(), public.anabranch_stale_chunks(), public.anabranch_stale_topics(),

@@ -25,6 +25,11 @@ GRANT SELECT (id, document_id, session_id, parent_chunk_id, related_topic_ids, c
 GRANT SELECT (topic_id, chunk_id, session_id, access_set_id) ON public.chunk_topics TO anabranch_reader;
 GRANT SELECT (entry, chunk_id, access_set_id) ON public.chunk_metadata TO anabranch_reader;
 GRANT SELECT (id) ON public.access_sets TO anabranch_reader;
+-- For searches by hand: a worker inserts these functions' expressions instead of calling them.
+GRANT EXECUTE ON FUNCTION
+  public.anabranch_metadata_text(jsonb), public.anabranch_merged_metadata(jsonb, jsonb),
+  public.anabranch_metadata_entry(text, text)
+  TO anabranch_reader;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.documents, public.document_chunks, public.document_grants
   TO anabranch_writer;

@@ -111,7 +111,7 @@ class Catalog:
     functions: Sequence[Function]
     triggers: Mapping[tuple[str, str], Trigger]
     policies: Mapping[tuple[str, str], str]
-    rights: frozenset[tuple[str, str, str, str]]  # table, column or '', role, privilege
+    rights: frozenset[tuple[str, str, str, str]]  # table or function, column or '', role, privilege
     schema_usage: frozenset[str]
     version: int
     oldest_worker: int
@@ -267,8 +267,8 @@ async def read_catalog(
                 for row in await connection.fetch(_POLICIES, oids)
             },
             rights=frozenset(
-                (row["table"], row["column"], row["role"], row["privilege"])
-                for row in await connection.fetch(_RIGHTS, oids, list(roles))
+                (row["name"], row["column"], row["role"], row["privilege"])
+                for row in await connection.fetch(_RIGHTS, oids, list(roles), list(functions))
             ),
             schema_usage=frozenset(row["role"] for row in await connection.fetch(_SCHEMA_USAGE, list(roles))),
             version=version,
@@ -440,13 +440,18 @@ _POLICIES: Final = f"""
 """  # noqa: S608  # constant names
 
 _RIGHTS: Final = """
-    SELECT c.relname::text AS table, '' AS column, r.rolname::text AS role, a.privilege_type AS privilege
+    SELECT c.relname::text AS name, '' AS column, r.rolname::text AS role, a.privilege_type AS privilege
     FROM pg_class c, aclexplode(c.relacl) a, pg_roles r
     WHERE c.oid = ANY ($1::oid[]) AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
     UNION ALL
     SELECT c.relname::text, t.attname::text, r.rolname::text, a.privilege_type
     FROM pg_class c, pg_attribute t, aclexplode(t.attacl) a, pg_roles r
     WHERE c.oid = ANY ($1::oid[]) AND t.attrelid = c.oid AND NOT t.attisdropped
+      AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
+    UNION ALL
+    SELECT f.proname::text, '', r.rolname::text, a.privilege_type
+    FROM pg_proc f, aclexplode(f.proacl) a, pg_roles r
+    WHERE f.pronamespace = 'public'::regnamespace AND f.proname = ANY ($3::text[])
       AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
 """
 

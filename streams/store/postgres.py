@@ -22,6 +22,7 @@ from streams.core.messages import Filters
 from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
 from streams.store.error_translation import translate
+from streams.store.reference import inline_functions
 
 __all__ = ["PooledConnection", "PostgresStore"]
 
@@ -55,7 +56,7 @@ def _statements() -> dict[str, str]:
     )  # each may contain those after it
     for fragment in fragments:
         texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
-    return {name: text for name, text in texts.items() if name not in fragments}
+    return {name: inline_functions(text) for name, text in texts.items() if name not in fragments}
 
 
 _SQL = _statements()

@@ -55,8 +55,7 @@ COMMIT
 NOT EXISTS (
   SELECT FROM generate_series(1, cardinality($7::text[]), 2) i
   CROSS JOIN LATERAL (SELECT COALESCE(c.metadata -> $7[i], d.metadata -> $7[i])) held (value)
-  WHERE $7[i + 1] IS DISTINCT FROM
-        CASE jsonb_typeof(held.value) WHEN 'string' THEN held.value #>> '{}' ELSE held.value::text END)
+  WHERE $7[i + 1] IS DISTINCT FROM public.anabranch_metadata_text(held.value))
 
 -- name: scope
 -- $2 session · $3 topic (the local arm)
@@ -67,12 +66,9 @@ NOT EXISTS (
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id
 LEFT JOIN chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id
-LEFT JOIN chunk_metadata m1 ON m1.chunk_id = c.id AND m1.entry =
-  encode(substr(sha256(
-    convert_to(($7::text[])[1], 'UTF8') || decode('00', 'hex') || convert_to($7[2], 'UTF8')), 1, 16), 'hex')::uuid
-LEFT JOIN chunk_metadata m2 ON m2.chunk_id = c.id AND m2.entry =
-  encode(substr(sha256(
-    convert_to($7[3], 'UTF8') || decode('00', 'hex') || convert_to($7[4], 'UTF8')), 1, 16), 'hex')::uuid
+LEFT JOIN chunk_metadata m1 ON m1.chunk_id = c.id
+                           AND m1.entry = public.anabranch_metadata_entry(($7::text[])[1], $7[2])
+LEFT JOIN chunk_metadata m2 ON m2.chunk_id = c.id AND m2.entry = public.anabranch_metadata_entry($7[3], $7[4])
 WHERE c.embedding IS NOT NULL
   AND ($2::uuid IS NULL OR c.session_id = $2)
   AND ($3::uuid IS NULL OR t.chunk_id IS NOT NULL)
@@ -161,10 +157,8 @@ WHERE c.id = ANY ($1::uuid[])
 SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.chunk_position,
        c.coordinates::text AS coordinates,
        d.title, d.source_url, d.file_description,
-       (SELECT jsonb_object_agg(m.key, CASE jsonb_typeof(m.value) WHEN 'string' THEN m.value #>> '{}'
-                                                                  ELSE m.value::text END)::text
-        FROM jsonb_each(CASE WHEN jsonb_typeof(d.metadata) = 'object' THEN d.metadata ELSE '{}' END
-                     || CASE WHEN jsonb_typeof(c.metadata) = 'object' THEN c.metadata ELSE '{}' END) m) AS metadata,
+       (SELECT jsonb_object_agg(m.key, public.anabranch_metadata_text(m.value))::text
+        FROM jsonb_each(public.anabranch_merged_metadata(d.metadata, c.metadata)) m) AS metadata,
        COALESCE(jsonb_typeof(d.metadata), 'null') NOT IN ('object', 'null')
        OR COALESCE(jsonb_typeof(c.metadata), 'null') NOT IN ('object', 'null') AS metadata_invalid,
        {protected}

@@ -23,6 +23,7 @@ __all__ = [
     "Statement",
     "check_setting_name",
     "function_definition",
+    "inline_functions",
     "is_compatible_type",
     "normalized",
     "normalized_index",
@@ -170,6 +171,48 @@ def readable_columns(statements: Iterable[Statement]) -> dict[str, list[str]]:
 _READ: Final = re.compile(
     r"GRANT SELECT \((?P<columns>[^)]*)\)\s+ON public\.(?P<table>\w+) TO anabranch_reader"
 )
+
+
+def inline_functions(sql: str) -> str:
+    """Replace each call of the schema's functions that only compute an expression with that expression.
+
+    PostgreSQL would do the same, but parse the functions again for each execution. In a search that is planned for each
+    execution, this takes 0.04 ms, up to a tenth of its time.
+    """
+
+    def replace(call: re.Match[str]) -> str:
+        parameters, expression = _expressions()[call["name"]]
+        values = dict(zip(parameters, call["arguments"].split(", "), strict=True))
+        return (
+            "(" + re.sub(rf"\b({'|'.join(values)})\b", lambda name: f"({values[name[1]]})", expression) + ")"
+        )
+
+    return _CALL.sub(replace, sql)
+
+
+# Arguments may contain parentheses, but not nested ones.
+_CALL: Final = re.compile(r"public\.(?P<name>anabranch_\w+)\((?P<arguments>(?:[^()]|\([^()]*\))*)\)")
+_EXPRESSION: Final = re.compile(
+    r"CREATE OR REPLACE FUNCTION public\.\w+\((?P<parameters>[^)]*)\).*\$\$\s*SELECT (?P<expression>.*?)\s*\$\$$",
+    re.DOTALL,
+)
+
+
+@lru_cache(maxsize=1)
+def _expressions() -> dict[str, tuple[list[str], str]]:
+    """The parameters and the expression of each function that searches may call, by name."""
+    statements = reference("anabranch.principals")
+    callable_names = {
+        name
+        for statement in statements
+        if statement.sql.startswith("GRANT EXECUTE")
+        for name in re.findall(r"public\.(\w+)", statement.sql)
+    }
+    return {
+        statement.name: (re.findall(r"(\w+) \w+(?:, |$)", match["parameters"]), match["expression"])
+        for statement in statements
+        if statement.name in callable_names and (match := _EXPRESSION.match(statement.sql))
+    }
 
 
 def is_compatible_type(found: str, expected: str) -> bool:
