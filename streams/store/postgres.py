@@ -7,6 +7,7 @@ run, or what to select from them. `streams.store.error_translation` translates e
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -44,19 +45,30 @@ _MAX_EXTRA_ROWS = 1000
 _MAX_TOKEN_COUNT = 2_000_000
 
 
+_FRAGMENT = re.compile(r"SELECT \$fragment\$\n(.*)\n\$fragment\$ AS (\w+) \\gset", re.DOTALL)
+_STATEMENT = re.compile(r"(?:PREPARE \w+ AS\n)?(.*);", re.DOTALL)
+# Where a fragment is inserted; `::` is a cast.
+_INSERTED = re.compile(r"(?<!:):([a-z_]+)")
+
+
 def _statements() -> dict[str, str]:
+    """The statements of `queries.sql`, without what psql needs to prepare them."""
     parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
-    texts = {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
-    fragments = (
-        "scope",
-        "candidates",
-        "filters",
-        "metadata_filter",
-        "protected",
-    )  # each may contain those after it
-    for fragment in fragments:
-        texts = {name: text.replace(f"{{{fragment}}}", texts[fragment]) for name, text in texts.items()}
-    return {name: inline_functions(text) for name, text in texts.items() if name not in fragments}
+    fragments: dict[str, str] = {}
+    statements: dict[str, str] = {}
+    for name, _, text in (part.partition("\n") for part in parts):
+        sql = re.sub(r"\A(--.*\n)*", "", text).strip()
+        if fragment := _FRAGMENT.fullmatch(sql):
+            fragments[fragment[2]] = fragment[1]
+        elif statement := _STATEMENT.fullmatch(sql):
+            statements[name] = statement[1]
+        else:
+            raise ValueError(f"queries.sql: {name} is neither a statement nor a fragment")
+
+    def insert(match: re.Match[str]) -> str:
+        return _INSERTED.sub(insert, fragments[match[1]])
+
+    return {name: inline_functions(_INSERTED.sub(insert, sql)) for name, sql in statements.items()}
 
 
 _SQL = _statements()
