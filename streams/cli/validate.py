@@ -13,7 +13,6 @@ from streams.configured import broker_connection, load_profiles, open_codec
 from streams.evaluation.direct import DirectStore
 from streams.evaluation.golden import GoldenError, GoldenQuery, read_golden
 from streams.evaluation.live import LivePipeline
-from streams.evaluation.page import render
 from streams.evaluation.query_runner import EvaluationError, Outcome, QueryClient, run_queries
 from streams.evaluation.report import Bounds, Report, assess
 from streams.evaluation.sample import sample_lines
@@ -78,8 +77,10 @@ async def validate(settings: Settings, queries: Sequence[GoldenQuery], options: 
         KafkaError: the broker is unreachable or rejects the request.
         SettingsError: a setting that this mode requires is missing or unusable.
     """
-    if importlib.util.find_spec("ir_measures") is None:  # check before running a thousand queries in vain
-        raise EvaluationError("the package ir-measures is missing; run: pip install 'anabranch[validate]'")
+    for package in ("ir_measures", "jinja2"):  # check before running a thousand queries in vain
+        if importlib.util.find_spec(package) is None:
+            name = package.replace("_", "-")
+            raise EvaluationError(f"the package {name} is missing; run: pip install 'anabranch[validate]'")
     outcomes = await (_directly if options.direct else _live)(settings, queries, options)
     return assess(
         queries,
@@ -165,6 +166,8 @@ def write_page(report: Report, path: Path) -> None:
     Raises:
         OSError: the page cannot be written.
     """
+    from streams.evaluation.page import render  # noqa: PLC0415  # without jinja2, `validate` names what to install
+
     path.write_text(render(report), encoding="utf-8")
 
 

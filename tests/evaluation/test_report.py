@@ -17,7 +17,7 @@ from tests.evaluation.made_up import golden, passage, result
 
 WANTED = UUID(int=7)
 EXPECTED = [Expectation("document_id", str(WANTED), 2)]
-HOSTILE = "<script>alert('x')</script> & \"${title}\" $wanting [bold]"
+HOSTILE = "<script>alert('x')</script> & \"${title}\" $wanting {{ title }} {% raw %} [bold]"
 
 
 def report(cases: list[tuple[str, Outcome]], *, bounds: Bounds | None = None, **changes: Any) -> Report:
@@ -130,7 +130,7 @@ class Strict(HTMLParser):
             assert name not in {"src", "srcset", "xlink:href"}, (tag, name)
             assert not name.startswith("on"), (tag, name)
             assert name != "href" or value == "data:,", (tag, value)
-            if name in {"x", "y", "x1", "x2", "y1", "y2", "d"}:
+            if name in {"x", "y", "x1", "x2", "y1", "y2", "d", "style"}:
                 assert "nan" not in (value or "").lower(), value
                 assert "inf" not in (value or "").lower(), value
         if tag not in self.VOID:
@@ -153,6 +153,7 @@ def check(page: str) -> Strict:
     assert "script" not in parser.seen
     assert not re.search(r"url\(|@import|https?://", page.replace("https://a", ""))
     assert not re.search(r"\$[a-z{]", page.replace("${title}", "").replace("$wanting", ""))
+    assert not re.search(r"{{|{%", page.replace("{{ title }}", "").replace("{% raw %}", ""))
     return parser
 
 
@@ -200,3 +201,4 @@ def test_whatever_the_texts_say_they_stay_texts() -> None:
     check(page)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+    assert "\u202e" not in render(report([("\u202e", answered(1, title="\u202e"))], golden="\u202e"))
