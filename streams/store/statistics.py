@@ -9,14 +9,14 @@ existing ones keep their meaning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import asyncpg
 
-from streams.store.catalog import quoted
-from streams.store.reference import TABLES, normalized_index, reference
-from streams.store.verification import Difference, NotVerified, hidden_tables, table_owners, verify
+from streams.store.catalog import Catalog, Connection, quoted, read_catalog
+from streams.store.reference import TABLES, Statement, normalized_index, reference
+from streams.store.verification import Difference, NotVerified, hidden_tables, verify
 
 __all__ = [
     "Access",
@@ -38,10 +38,6 @@ __all__ = [
     "Topics",
     "collect",
 ]
-
-Connection: TypeAlias = (
-    "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
-)
 
 #: How many sessions, topics, kinds of principals and metadata keys to list; all of them are counted.
 LARGEST: Final = 5
@@ -309,7 +305,7 @@ async def collect(connection: Connection) -> Statistics:
 
     Versions, sizes, indexes and storage come from the catalogs. Everything else is counted with table scans:
     ``_CHUNKS`` reads every row of ``document_chunks`` with its vector (about 4 GB for a million chunks).
-    ``_CHUNK_KEYS``, ``_PARENTS``, ``_SESSIONS`` and ``_UNREADABLE`` read every row without the vector; the last three
+    ``_KEYS``, ``_PARENTS``, ``_SESSIONS`` and ``_UNREADABLE`` read every row without the vector; the last three
     may use an index instead. The other tables are read entirely once or twice, and are small in comparison. Readers
     and writers are not blocked.
 
@@ -332,58 +328,75 @@ async def collect(connection: Connection) -> Statistics:
 
 async def _collect(connection: Connection) -> Statistics:
     server = await _server(connection)
-    await _see_everything(connection)
+    catalog = await read_catalog(connection, ())
+    await _see_everything(connection, catalog)
     documents = await _row(connection, _DOCUMENTS)
     chunks = await _row(connection, _scan_of_chunks(connection))
-    parents = await _row(connection, _PARENTS)
     topics = await _row(connection, _TOPICS)
-    grants = await _row(connection, _GRANTS)
     sets = await _row(connection, _ACCESS_SETS)
+    unreadable = await _row(connection, _UNREADABLE)
     rows = {
         "documents": documents["total"],
         "document_chunks": chunks["total"],
-        "document_grants": grants["total"],
+        "document_grants": await connection.fetchval("SELECT count(*) FROM public.document_grants"),
         "access_sets": sets["total"],
         "chunk_topics": topics["total"],
         "chunk_metadata": await connection.fetchval("SELECT count(*) FROM public.chunk_metadata"),
     }
+    sizes = {
+        row["name"]: row
+        for row in await connection.fetch(_SIZES, [*TABLES, *(index.name for index in catalog.indexes)])
+    }
+    sessions = await connection.fetch(_SESSIONS, LARGEST)
     return Statistics(
         server=server,
         chunks=Chunks(
             total=chunks["total"],
             embedded=chunks["embedded"],
             embedded_share=_share(chunks["embedded"], chunks["total"]),
-            with_parent=parents["with_parent"],
-            parent_missing=parents["parent_missing"],
+            **await _row(connection, _PARENTS),
         ),
         embeddings=Embeddings(
             **await _row(connection, _VECTOR_COLUMN),
-            dimensions_min=chunks["dimensions_min"],
-            dimensions_max=chunks["dimensions_max"],
-            zero=chunks["zero"],
-            extreme=chunks["extreme"],
-            out_of_line=chunks["out_of_line"],
+            **{name: chunks[name] for name in _OF_EMBEDDINGS},
         ),
-        tables=await _tables(connection, rows),
-        indexes=await _indexes(connection),
+        tables=tuple(Table(rows=rows[name], **sizes[name]) for name in TABLES),
+        indexes=tuple(
+            _index(catalog, statement, sizes)
+            for statement in reference(
+                "anabranch.principals"
+            )  # the indexes do not depend on the setting's name
+            if statement.kind == "index"
+        ),
         fields=(
             *_fields("documents", _DOCUMENT_FIELDS, documents),
             *_fields("document_chunks", _CHUNK_FIELDS, chunks),
         ),
         metadata_keys=(
-            await _metadata_keys(connection, "documents", _DOCUMENT_KEYS, rows["documents"]),
-            await _metadata_keys(connection, "document_chunks", _CHUNK_KEYS, rows["document_chunks"]),
+            await _metadata_keys(connection, "documents", rows["documents"]),
+            await _metadata_keys(connection, "document_chunks", rows["document_chunks"]),
         ),
-        sessions=await _sessions(connection, documents, chunks),
+        sessions=Sessions(
+            total=sessions[0]["total"] if sessions else 0,
+            documents_without=documents["total"] - documents["session_id"],
+            chunks_without=chunks["total"] - chunks["session_id"],
+            largest=tuple(Session(row["session_id"], row["documents"], row["chunks"]) for row in sessions),
+        ),
         topics=Topics(
             total=topics["topics"],
             chunks_with=topics["chunks"],
-            largest=tuple(
-                Topic(row["topic_id"], row["chunks"])
-                for row in await connection.fetch(_LARGEST_TOPICS, LARGEST)
-            ),
+            largest=tuple(Topic(**row) for row in await connection.fetch(_LARGEST_TOPICS, LARGEST)),
         ),
-        access=await _access(connection, rows, sets["largest"]),
+        access=Access(
+            grants=rows["document_grants"],
+            documents_unreadable=unreadable["documents"],
+            documents_unreadable_share=_share(unreadable["documents"], rows["documents"]),
+            chunks_unreadable=unreadable["chunks"],
+            documents_public=unreadable["public"],
+            kinds=tuple(PrincipalKind(**row) for row in await connection.fetch(_KINDS, MAX_KINDS)),
+            access_sets=rows["access_sets"],
+            access_set_max=sets["largest"],
+        ),
         differences=await _differences(connection),
     )
 
@@ -403,8 +416,7 @@ async def _server(connection: Connection) -> Server:
         # For any logged-in role: the vector type and its functions may be in a schema of their own.
         "SELECT current_database()::text AS database, current_setting('server_version') AS postgresql,"
         "       extversion AS pgvector,"
-        "       set_config('search_path', format('public, %s', extnamespace::regnamespace), true),"
-        "       set_config('quote_all_identifiers', 'off', true)"
+        "       set_config('search_path', format('public, %s', extnamespace::regnamespace), true)"
         " FROM pg_extension WHERE extname = 'vector'"
     )
     if row is None:
@@ -412,24 +424,24 @@ async def _server(connection: Connection) -> Server:
     return Server(row["database"], row["postgresql"], row["pgvector"])
 
 
-async def _see_everything(connection: Connection) -> None:
+async def _see_everything(connection: Connection, catalog: Catalog) -> None:
     """Make sure that this role sees every row: row-level security hides rows without an error."""
-    owners = await table_owners(connection)
-    missing = [name for name in TABLES if name not in owners]
+    missing = [name for name in TABLES if name not in catalog.relations]
     if missing:
         raise StatisticsError(f"table public.{missing[0]} is missing: {_MIGRATE}")
     hidden = await hidden_tables(connection)
-    if hidden:
-        # As in `migrate`: a member of the owner acts as the owner, whether it inherits its rights or not.
-        owner = owners[hidden[0]]
-        if await connection.fetchval("SELECT pg_has_role($1, 'MEMBER')", owner):
-            await connection.execute(f"SET LOCAL ROLE {quoted(owner)}")
-            hidden = await hidden_tables(connection)
+    if not hidden:
+        return
+    # As in `migrate`: a member of the owner acts as the owner, whether it inherits its rights or not.
+    owner = catalog.relations[hidden[0]].owner
+    if await connection.fetchval("SELECT pg_has_role($1, 'MEMBER')", owner):
+        await connection.execute(f"SET LOCAL ROLE {quoted(owner)}")
+        hidden = await hidden_tables(connection)
     if hidden:
         role = await connection.fetchval("SELECT current_user::text")
         raise StatisticsError(
             f"role {role!r} may not see every row of {hidden[0]};"
-            f" set DATABASE_ADMIN_CONNECTION_STRING to the tables' owner, {owners[hidden[0]]!r}"
+            f" set DATABASE_ADMIN_CONNECTION_STRING to the tables' owner, {owner!r}"
         )
 
 
@@ -465,6 +477,8 @@ _DOCUMENTS: Final = """
            count(*) FILTER (WHERE jsonb_typeof(metadata) NOT IN ('object', 'null')) AS metadata_malformed
     FROM public.documents
 """
+
+_OF_EMBEDDINGS: Final = ("dimensions_min", "dimensions_max", "zero", "extreme", "out_of_line")
 
 # A vector's distance to itself is NaN exactly if pgvector's sum of squares, in float32, is 0 or infinite. Its norm is
 # summed in float64, and is 0 only for the zero vector. Well-formed coordinates are an object of numbers that fit into
@@ -529,20 +543,18 @@ def _fields(table: str, names: Sequence[str], counted: Mapping[str, int]) -> tup
 
 # Metadata
 
-
-_DOCUMENT_KEYS: Final = """
+_KEYS: Final = """
     SELECT key, count(*) AS rows, count(*) OVER () AS distinct
-    FROM public.documents,
-         jsonb_object_keys(CASE jsonb_typeof(metadata) WHEN 'object' THEN metadata ELSE '{}' END) AS key
+    FROM public.{table},
+         jsonb_object_keys(CASE jsonb_typeof(metadata) WHEN 'object' THEN metadata ELSE '{{}}' END) AS key
     GROUP BY key
     ORDER BY rows DESC, key COLLATE "C"
     LIMIT $1
 """
-_CHUNK_KEYS: Final = _DOCUMENT_KEYS.replace("public.documents", "public.document_chunks")
 
 
-async def _metadata_keys(connection: Connection, table: str, query: str, total: int) -> MetadataKeys:
-    found = await connection.fetch(query, MAX_KEYS)
+async def _metadata_keys(connection: Connection, table: str, total: int) -> MetadataKeys:
+    found = await connection.fetch(_KEYS.format(table=table), MAX_KEYS)
     return MetadataKeys(
         table=table,
         distinct=found[0]["distinct"] if found else 0,
@@ -577,22 +589,7 @@ _LARGEST_TOPICS: Final = """
     LIMIT $1
 """
 
-
-async def _sessions(
-    connection: Connection, documents: Mapping[str, int], chunks: Mapping[str, int]
-) -> Sessions:
-    found = await connection.fetch(_SESSIONS, LARGEST)
-    return Sessions(
-        total=found[0]["total"] if found else 0,
-        documents_without=documents["total"] - documents["session_id"],
-        chunks_without=chunks["total"] - chunks["session_id"],
-        largest=tuple(Session(row["session_id"], row["documents"], row["chunks"]) for row in found),
-    )
-
-
 # Access
-
-_GRANTS: Final = "SELECT count(*) AS total FROM public.document_grants"
 
 _ACCESS_SETS: Final = """
     SELECT count(*) AS total, coalesce(max(cardinality(principals)), 0) AS largest
@@ -625,24 +622,6 @@ _KINDS: Final = """
     LIMIT $1
 """
 
-
-async def _access(connection: Connection, rows: Mapping[str, int], largest: int) -> Access:
-    unreadable = await _row(connection, _UNREADABLE)
-    return Access(
-        grants=rows["document_grants"],
-        documents_unreadable=unreadable["documents"],
-        documents_unreadable_share=_share(unreadable["documents"], rows["documents"]),
-        chunks_unreadable=unreadable["chunks"],
-        documents_public=unreadable["public"],
-        kinds=tuple(
-            PrincipalKind(row["kind"], row["grants"], row["principals"], row["documents"])
-            for row in await connection.fetch(_KINDS, MAX_KINDS)
-        ),
-        access_sets=rows["access_sets"],
-        access_set_max=largest,
-    )
-
-
 # Catalogs
 
 # The type modifier is the number of dimensions; -1 means any.
@@ -656,62 +635,34 @@ _VECTOR_COLUMN: Final = """
 
 _SIZES: Final = """
     SELECT relname::text AS name,
-           pg_relation_size(oid) AS heap,
-           CASE reltoastrelid WHEN 0 THEN 0 ELSE pg_total_relation_size(reltoastrelid) END AS toast,
-           pg_indexes_size(oid) AS indexes,
-           pg_total_relation_size(oid) AS total
+           pg_relation_size(oid) AS heap_bytes,
+           CASE reltoastrelid WHEN 0 THEN 0 ELSE pg_total_relation_size(reltoastrelid) END AS toast_bytes,
+           pg_indexes_size(oid) AS index_bytes,
+           pg_total_relation_size(oid) AS total_bytes
     FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relname = ANY ($1::text[])
 """
 
-# Definitions are compared as in `migrate`: names and parameters are ignored, and so is a predicate that excludes chunks
-# without an embedding.
-_INDEXES: Final = """
-    SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
-           regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition,
-           pg_relation_size(c.oid) AS bytes
-    FROM pg_index i
-    JOIN pg_class c ON c.oid = i.indexrelid
-    JOIN pg_class t ON t.oid = i.indrelid
-    WHERE t.relnamespace = 'public'::regnamespace AND t.relname = ANY ($1::text[])
-      AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')
-    ORDER BY i.indisvalid DESC, c.relname
-"""
 
-
-async def _tables(connection: Connection, rows: Mapping[str, int]) -> tuple[Table, ...]:
-    sizes = {row["name"]: row for row in await connection.fetch(_SIZES, list(TABLES))}
-    return tuple(
-        Table(
-            name=name,
-            rows=rows[name],
-            heap_bytes=sizes[name]["heap"],
-            toast_bytes=sizes[name]["toast"],
-            index_bytes=sizes[name]["indexes"],
-            total_bytes=sizes[name]["total"],
-        )
-        for name in TABLES
+def _index(catalog: Catalog, statement: Statement, sizes: Mapping[str, asyncpg.Record]) -> Index:
+    """The index that serves a statement of the reference. As in `migrate`, names and parameters are ignored."""
+    expected = normalized_index(statement.definition)
+    found = [
+        index
+        for index in catalog.indexes
+        if index.table == statement.table and index.usable and index.definition == expected
+    ]
+    shown = statement.definition.removeprefix("USING ")
+    if not found:
+        return Index(statement.name, statement.table, shown, "missing", 0)
+    serving = max(found, key=lambda index: index.valid)  # one valid index is enough
+    return Index(
+        serving.name,
+        statement.table,
+        shown,
+        "valid" if serving.valid else "invalid",
+        sizes[serving.name]["heap_bytes"],
     )
-
-
-async def _indexes(connection: Connection) -> tuple[Index, ...]:
-    found: dict[tuple[str, str], asyncpg.Record] = {}
-    for row in await connection.fetch(_INDEXES, list(TABLES)):
-        # Valid indexes come first, and one valid index is enough.
-        found.setdefault((row["table"], normalized_index(row["definition"])), row)
-    indexes = []
-    for statement in reference("anabranch.principals"):  # the indexes do not depend on the setting's name
-        if statement.kind != "index":
-            continue
-        table, definition = statement.table, statement.definition
-        serving = found.get((table, normalized_index(definition)))
-        shown = definition.removeprefix("USING ")
-        if serving is None:
-            indexes.append(Index(statement.name, table, shown, "missing", 0))
-        else:
-            state: Literal["valid", "invalid"] = "valid" if serving["valid"] else "invalid"
-            indexes.append(Index(serving["name"], table, shown, state, serving["bytes"]))
-    return tuple(indexes)
 
 
 async def _row(connection: Connection, query: str) -> dict[str, Any]:
