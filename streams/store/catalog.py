@@ -20,12 +20,14 @@ from streams.store.reference import (
     Kind,
     Statement,
     function_definition,
+    function_names,
     normalized,
     normalized_index,
     normalized_trigger,
 )
 
 __all__ = [
+    "OBJECT_KINDS",
     "UNREADABLE",
     "Catalog",
     "Connection",
@@ -213,6 +215,9 @@ _HAS: Final[dict[Kind, Callable[[Catalog, Statement], bool]]] = {
     "grant": _is_granted,
 }
 
+#: The kinds of statements that create an object.
+OBJECT_KINDS: Final = tuple(_HAS)
+
 _GRANT: Final = re.compile(
     r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?\s+ON (?:(?P<schema>SCHEMA public)|(?P<tables>.+?))"
     r"\s+TO (?P<roles>[\w, ]+)$",
@@ -220,18 +225,8 @@ _GRANT: Final = re.compile(
 )
 
 
-async def read_catalog(
-    connection: Connection,
-    functions: Sequence[str],
-    roles: Sequence[str] = ("anabranch_reader", "anabranch_writer"),
-) -> Catalog:
-    """Read the store's catalogs; settings are restored afterwards.
-
-    Args:
-        connection: of any role.
-        functions: names of the functions to look for.
-        roles: the roles whose rights to list.
-    """
+async def read_catalog(connection: Connection) -> Catalog:
+    """Read the store's catalogs, as any role; settings are restored afterwards."""
     async with qualified_names(connection):
         relations = {
             row["name"]: Relation(
@@ -260,7 +255,7 @@ async def read_catalog(
                 )
                 for row in await connection.fetch(_INDEXES, oids)
             ],
-            functions=[_function(row) for row in await connection.fetch(_FUNCTIONS, list(functions))],
+            functions=[_function(row) for row in await connection.fetch(_FUNCTIONS, function_names())],
             triggers=triggers,
             policies={
                 (row["table"], row["name"]): normalized(row["definition"])
@@ -268,13 +263,15 @@ async def read_catalog(
             },
             rights=frozenset(
                 (row["name"], row["column"], row["role"], row["privilege"])
-                for row in await connection.fetch(_RIGHTS, oids, list(roles), list(functions))
+                for row in await connection.fetch(_RIGHTS, oids, _ROLES, function_names())
             ),
-            schema_usage=frozenset(row["role"] for row in await connection.fetch(_SCHEMA_USAGE, list(roles))),
+            schema_usage=frozenset(row["role"] for row in await connection.fetch(_SCHEMA_USAGE, _ROLES)),
             version=version,
             oldest_worker=oldest_worker,
         )
 
+
+_ROLES: Final = ("anabranch_reader", "anabranch_writer")
 
 #: The settings that affect how PostgreSQL prints definitions.
 _PRINTING: Final = {"search_path": "pg_catalog", "quote_all_identifiers": "off"}

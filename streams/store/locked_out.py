@@ -6,12 +6,10 @@ from itertools import groupby
 from typing import Final
 
 from streams.store.catalog import Catalog, Connection, quoted
-from streams.store.reference import TABLES
+from streams.store.reference import BASE_TABLES, TABLES
 
 __all__ = ["LockedOutRole", "locked_out_roles"]
 
-
-_BASE_TABLES: Final = ("documents", "document_chunks", "document_grants")
 _EVERYTHING: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 
 
@@ -33,7 +31,7 @@ class LockedOutRole:
     def remedy(self) -> str:
         """SQL that lets the role read and write as before, and no more."""
         role = quoted(self.role)
-        if all(self.privileges.get(table) == _EVERYTHING for table in _BASE_TABLES):
+        if all(self.privileges.get(table) == _EVERYTHING for table in BASE_TABLES):
             return f"GRANT anabranch_writer TO {role};"
         # For a role that only reads, the policy allows only reading: a later GRANT alone does not let it write.
         return " ".join(

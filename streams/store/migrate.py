@@ -16,12 +16,14 @@ from typing import Final
 import asyncpg
 
 from streams.store import derivation, indexes, prerequisites
-from streams.store.catalog import UNREADABLE, Catalog, quoted, read_catalog
+from streams.store.catalog import OBJECT_KINDS, UNREADABLE, Catalog, quoted, read_catalog
 from streams.store.locked_out import LockedOutRole, locked_out_roles
 from streams.store.locks import LockRetries, LockUnavailable, hold_advisory_lock
 from streams.store.owner_checks import other_triggers, restrictions
 from streams.store.reference import (
+    BASE_TABLES,
     SCHEMA_VERSION,
+    STEPS,
     VERSION_TABLE,
     InvalidReference,
     Kind,
@@ -44,23 +46,10 @@ _DONE: Final[dict[str, str]] = {
     "enable": "enabled row-level security on {table}",
     "force": "forced row-level security on {table}",
 }
-_OBJECTS: Final[tuple[Kind, ...]] = (
-    "table",
-    "column",
-    "storage",
-    "index",
-    "function",
-    "revoke",
-    "trigger",
-    "policy",
-    "enable",
-    "force",
-    "grant",
-)
 #: The triggers and the rebuilding need the indexes in files up to this one.
 _LAST_EARLY_FILE: Final = "003"
 _LOCKED_FOR_TRIGGERS: Final = (
-    "LOCK TABLE public.documents, public.document_chunks, public.document_grants IN SHARE ROW EXCLUSIVE MODE"
+    f"LOCK TABLE {', '.join(f'public.{table}' for table in BASE_TABLES)} IN SHARE ROW EXCLUSIVE MODE"
 )
 
 
@@ -157,11 +146,6 @@ class _Migration:
     def __init__(self, runner: Runner, statements: Sequence[Statement]) -> None:
         self.runner = runner
         self._statements = statements
-        self._steps = range(2, SCHEMA_VERSION + 1)
-        self._functions = [statement.name for statement in statements if statement.kind == "function"]
-        self._functions += [
-            statement.name for version in self._steps for statement in replaced_functions(version)
-        ]
 
     async def run(self, *, consent: bool, prune: bool) -> None:
         prerequisites.check_server(self.runner.connection)
@@ -185,7 +169,7 @@ class _Migration:
         self.runner.phase("indexes that the triggers need")
         await self._indexes(early=True)
         await self._triggers()
-        await self._each("policy", "policies")
+        await self._policies()
         await self._derived_data()
         self.runner.phase("indexes")
         await self._indexes(early=False)
@@ -198,7 +182,7 @@ class _Migration:
         await self._note_other_triggers()
 
     async def _catalog(self) -> Catalog:
-        return await read_catalog(self.runner.connection, self._functions)
+        return await read_catalog(self.runner.connection)
 
     async def _missing(self, *kinds: Kind) -> list[Statement]:
         catalog = await self._catalog()
@@ -215,9 +199,10 @@ class _Migration:
         return (
             catalog.version < SCHEMA_VERSION
             or any(
-                statement.kind in _OBJECTS and not catalog.has(statement) for statement in self._statements
+                statement.kind in OBJECT_KINDS and not catalog.has(statement)
+                for statement in self._statements
             )
-            or any(catalog.differs(old) for version in self._steps for old in replaced_functions(version))
+            or any(catalog.differs(old) for version in STEPS for old in replaced_functions(version))
         )
 
     def _ask(
@@ -269,9 +254,7 @@ class _Migration:
         set_role = [f"SET ROLE {quoted(actor.owner)}"] if actor.owner != actor.login else []
         set_role.append(f"SET search_path = pg_catalog, {schema or 'public'}")
         self.runner.preamble(set_role)
-        if actor.owner == actor.login or await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", actor.owner
-        ):
+        if actor.owner == actor.login or await prerequisites.role_exists(connection, actor.owner):
             for statement in set_role:
                 await connection.execute(statement)
 
@@ -307,7 +290,7 @@ class _Migration:
         # A new store needs no steps: it never had what they change. In any other store, functions that differ from what
         # a step left behind come from the `migrate` of an older release that has run again.
         changed: list[str] = []
-        for version in self._steps:
+        for version in STEPS:
             if 0 < catalog.version < version:
                 changed += steps(version)
             else:
@@ -346,9 +329,9 @@ class _Migration:
             ):
                 await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
 
-    async def _each(self, kind: Kind, heading: str) -> None:
-        self.runner.phase(heading)
-        for statement in await self._missing(kind):
+    async def _policies(self) -> None:
+        self.runner.phase("policies")
+        for statement in await self._missing("policy"):
             drop = f"DROP POLICY IF EXISTS {statement.name} ON public.{statement.table}"
             await self.runner.transaction([drop, statement.sql], _done(statement))
 
@@ -395,7 +378,7 @@ class _Migration:
     async def _prune(self) -> None:
         self.runner.phase("objects that only older workers need")
         catalog = await self._catalog()
-        for version in self._steps:
+        for version in STEPS:
             names = {statement.name for statement in replaced_functions(version)}
             if catalog.oldest_worker >= version and not any(
                 found.name in names for found in catalog.functions
@@ -413,7 +396,7 @@ class _Migration:
         """Check the result: IF NOT EXISTS, or a GRANT without the right to grant, may do nothing without an error."""
         if self.runner.dry_run:
             return
-        missing = await self._missing(*_OBJECTS)
+        missing = await self._missing(*OBJECT_KINDS)
         if missing:
             raise MigrationError(
                 "these statements had no effect: another object may have the same name, or only a superuser may run"

@@ -16,6 +16,7 @@ from streams.store.reference import (
     COLUMN_TYPES,
     INTERNAL_TABLES,
     SCHEMA_VERSION,
+    STEPS,
     TABLES,
     Statement,
     is_compatible_type,
@@ -203,7 +204,7 @@ async def _functions(view: StoreView) -> list[Finding]:
             f"function {old.name} was created again by an older release's `migrate`: each write does its work twice",
             MIGRATE,
         )
-        for version in range(2, SCHEMA_VERSION + 1)
+        for version in STEPS
         for old in replaced_functions(version)
         if view.catalog.differs(old)
     ]

@@ -10,6 +10,7 @@ import asyncpg
 
 from streams.store.catalog import Catalog, Connection, quoted
 from streams.store.reference import (
+    BASE_TABLES,
     COLUMN_TYPES,
     INTERNAL_TABLES,
     TABLES,
@@ -32,6 +33,7 @@ __all__ = [
     "find_actor",
     "parse_version",
     "refuse_foreign",
+    "role_exists",
 ]
 
 OLDEST_SERVER: Final = 15
@@ -40,8 +42,6 @@ OLDEST_PGVECTOR: Final = (0, 8)
 #: The role that owns the tables if a superuser creates them.
 OWNER: Final = "anabranch_owner"
 _GROUP_ROLES: Final = ("anabranch_reader", "anabranch_writer")
-#: The tables whose owner counts; the others are derived from them.
-_BASE_TABLES: Final = ("documents", "document_chunks", "document_grants")
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ async def find_actor(connection: Connection, catalog: Catalog) -> Actor:
     if me is None:
         raise MigrationError("the logged-in role no longer exists")
     login: str = me["rolname"]
-    owners = sorted({catalog.relations[table].owner for table in _BASE_TABLES if table in catalog.relations})
+    owners = sorted({catalog.relations[table].owner for table in BASE_TABLES if table in catalog.relations})
     if len(owners) > 1:
         raise MigrationError(
             f"the tables belong to several roles ({', '.join(owners)}), but the triggers need one owner. Run"
-            f" ALTER TABLE public.… OWNER TO …; for {', '.join(_BASE_TABLES)}"
+            f" ALTER TABLE public.… OWNER TO …; for {', '.join(BASE_TABLES)}"
         )
     if not owners:
         return Actor(login, OWNER if me["rolsuper"] else login)
@@ -95,6 +95,10 @@ async def find_actor(connection: Connection, catalog: Catalog) -> Actor:
     return Actor(login, owner)
 
 
+async def role_exists(connection: Connection, role: str) -> bool:
+    return bool(await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role))
+
+
 @asynccontextmanager
 async def as_owner(connection: Connection, actor: Actor) -> AsyncIterator[None]:
     """A transaction as the owner, if the owner exists.
@@ -103,9 +107,7 @@ async def as_owner(connection: Connection, actor: Actor) -> AsyncIterator[None]:
         MigrationError: the role is a member of the owner but may not act as it.
     """
     async with connection.transaction():
-        if actor.owner != actor.login and await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", actor.owner
-        ):
+        if actor.owner != actor.login and await role_exists(connection, actor.owner):
             try:
                 await connection.execute(f"SET LOCAL ROLE {quoted(actor.owner)}")
             except asyncpg.InsufficientPrivilegeError as error:
@@ -163,7 +165,7 @@ async def _ensure_extension(runner: Runner) -> list[str]:
 
 
 async def _ensure_role(runner: Runner, role: str) -> list[str]:
-    if await runner.connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role):
+    if await role_exists(runner.connection, role):
         return []
     return await _try(runner, f"CREATE ROLE {quoted(role)} NOLOGIN", f"created role {role}")
 

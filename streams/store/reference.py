@@ -13,9 +13,11 @@ from typing import Final, Literal
 from streams import resources
 
 __all__ = [
+    "BASE_TABLES",
     "COLUMN_TYPES",
     "INTERNAL_TABLES",
     "SCHEMA_VERSION",
+    "STEPS",
     "TABLES",
     "VERSION_TABLE",
     "InvalidReference",
@@ -23,6 +25,7 @@ __all__ = [
     "Statement",
     "check_setting_name",
     "function_definition",
+    "function_names",
     "inline_functions",
     "is_compatible_type",
     "normalized",
@@ -36,17 +39,14 @@ __all__ = [
 
 #: The version of the files. Version 1 is the first release, which did not record its version.
 SCHEMA_VERSION: Final = 2
+#: The versions to which a store can be upgraded.
+STEPS: Final = range(2, SCHEMA_VERSION + 1)
 VERSION_TABLE: Final = "anabranch_schema"
 
+#: The back end's tables.
+BASE_TABLES: Final = ("documents", "document_chunks", "document_grants")
 #: The back end's tables, and those derived from them.
-TABLES: Final = (
-    "documents",
-    "document_chunks",
-    "document_grants",
-    "access_sets",
-    "chunk_topics",
-    "chunk_metadata",
-)
+TABLES: Final = (*BASE_TABLES, "access_sets", "chunk_topics", "chunk_metadata")
 
 #: The tables that only the owner's functions and operators use.
 INTERNAL_TABLES: Final = ("access_locks", VERSION_TABLE)
@@ -160,6 +160,14 @@ def replaced_functions(version: int) -> list[Statement]:
         for sql in steps(version)
         if sql.startswith("CREATE OR REPLACE FUNCTION")
     ]
+
+
+@lru_cache(maxsize=1)
+def function_names() -> tuple[str, ...]:
+    """The reference's functions, and the older versions' that a step keeps until they are pruned."""
+    current = reference("anabranch.principals")  # the names do not depend on the setting's name
+    older = (statement for version in STEPS for statement in replaced_functions(version))
+    return tuple(statement.name for statement in (*current, *older) if statement.kind == "function")
 
 
 def readable_columns(statements: Iterable[Statement]) -> dict[str, list[str]]:

@@ -328,7 +328,7 @@ async def collect(connection: Connection) -> Statistics:
 
 async def _collect(connection: Connection) -> Statistics:
     server = await _server(connection)
-    catalog = await read_catalog(connection, ())
+    catalog = await read_catalog(connection)
     await _see_everything(connection, catalog)
     documents = await _row(connection, _DOCUMENTS)
     chunks = await _row(connection, _scan_of_chunks(connection))

@@ -12,7 +12,6 @@ from streams.store.reference import (
     Statement,
     readable_columns,
     reference,
-    replaced_functions,
 )
 
 __all__ = ["StoreView", "load_view"]
@@ -63,17 +62,10 @@ class StoreView:
 
 async def load_view(connection: Connection, principals_setting: str) -> StoreView:
     """Read the catalogs."""
-    statements = reference(principals_setting)
-    functions = [statement.name for statement in statements if statement.kind == "function"]
-    functions += [
-        statement.name
-        for version in range(2, SCHEMA_VERSION + 1)
-        for statement in replaced_functions(version)
-    ]
     return StoreView(
         connection,
         principals_setting,
         await connection.fetchval("SELECT current_user::text"),
-        await read_catalog(connection, functions),
-        statements,
+        await read_catalog(connection),
+        reference(principals_setting),
     )

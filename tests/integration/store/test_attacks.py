@@ -329,7 +329,7 @@ async def test_the_remedy_for_a_role_that_reads_gives_it_no_more(
     )
     try:
         async with connected(empty_database.owner) as owner:
-            (role,) = await locked_out_roles(owner, await read_catalog(owner, []), "store_owner")
+            (role,) = await locked_out_roles(owner, await read_catalog(owner), "store_owner")
         await migrate(empty_database.owner, principals_setting=SETTING, consent=True)
         await execute(empty_database.admin, role.remedy)
         async with connected(postgres.login("reporting", empty_database)) as reporting:
