@@ -10,7 +10,7 @@ from random import Random
 import psutil
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
-from tests.faults.accounting import Asked
+from tests.accounting import Asked
 from tests.faults.fault import Fault
 from tests.faults.load import Event, good_events
 from tests.faults.stack import CONCURRENCY, Stack

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from tests.faults.accounting import Verdict
+from tests.accounting import Verdict
 from tests.faults.load import Event, good_events
 from tests.faults.stack import CONCURRENCY, Cluster, Servers, Stack, open_stack
 

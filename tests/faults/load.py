@@ -13,9 +13,9 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 from fastavro import schemaless_writer
 
+from tests.accounting import Answer, Asked
 from tests.bad_inputs import BAD_INPUTS, RESULT_WRITER
 from tests.batches import Headers, batch, produce
-from tests.faults.accounting import Answer, Asked
 from tests.integration.corpora import unit_vectors
 from tests.integration.harness import as_avro, query, read_result
 

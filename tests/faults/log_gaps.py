@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from aiokafka import AIOKafkaProducer
 
-from tests.faults.accounting import Asked
+from tests.accounting import Asked
 from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
 from tests.faults.load import NAME_HEADER, Event, good_events
 from tests.faults.stack import Stack

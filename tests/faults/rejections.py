@@ -9,7 +9,7 @@ from itertools import count
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from tests.faults.accounting import Asked
+from tests.accounting import Asked
 from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
 from tests.faults.load import NAME_HEADER, Event, good_events, poisoned
 from tests.faults.stack import CONCURRENCY, Stack

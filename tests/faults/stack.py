@@ -21,8 +21,8 @@ from aiokafka.errors import GroupLoadInProgressError, KafkaError
 from aiokafka.structs import TopicPartition
 
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
+from tests.accounting import Logged, Verdict, account
 from tests.conftest import Database, PostgresServer
-from tests.faults.accounting import Logged, Verdict, account
 from tests.faults.load import Event, Load, answer_of, good_events, name_of, names_of
 from tests.faults.proxy import Proxy
 from tests.integration.corpora import load as load_corpus

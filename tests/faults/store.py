@@ -14,7 +14,7 @@ import asyncpg
 import psutil
 
 from streams.embedded.postgres import EmbeddedPostgres
-from tests.faults.accounting import Asked
+from tests.accounting import Asked
 from tests.faults.fault import Fault
 from tests.faults.load import Event, good_events
 from tests.faults.stack import CONCURRENCY, Stack

@@ -10,8 +10,8 @@ from itertools import count
 
 import pytest
 
+from tests.accounting import Verdict
 from tests.faults import store
-from tests.faults.accounting import Verdict
 from tests.faults.broken import WAYS
 from tests.faults.load import Event, good_events
 from tests.faults.network import FAULTS as NETWORK

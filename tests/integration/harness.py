@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,11 +28,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from streams.broker.topics import TopicSpec, create_topics, topic_specs
 from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
+from tests import accounting
+from tests.accounting import Answer, Asked, Logged, Verdict
 from tests.bad_inputs import RESULT_WRITER
 
 __all__ = [
     "PARTITIONS",
-    "Account",
     "Channel",
     "OutputReader",
     "Samples",
@@ -229,35 +229,13 @@ async def until(condition: Callable[[], bool], progress: Callable[[], str], *, s
 # Accounting
 
 
-@dataclass(frozen=True)
-class Account:
-    """What became of the events that were asked.
-
-    Attributes:
-        lost: asked, without a result.
-        strange: results that nobody asked for.
-        repeats: results beyond the first of an event.
-    """
-
-    asked: int
-    lost: list[str]
-    strange: list[str]
-    repeats: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.asked} asked, {len(self.lost)} lost, {len(self.strange)} strange, {self.repeats} repeats"
-        )
-
-
-def account(asked: Iterable[str], results: Iterable[ConsumerRecord]) -> Account:
-    expected = set(asked)
-    came = Counter(event_id_of(record) for record in results)
-    return Account(
-        asked=len(expected),
-        lost=sorted(expected - set(came)),
-        strange=sorted(set(came) - expected),
-        repeats=sum(came.values()) - len(came),
+def account(asked: Iterable[str], results: Iterable[ConsumerRecord]) -> Verdict:
+    """The accounting where each event has a result; an event's offset is its number in the order of asking."""
+    names = list(dict.fromkeys(asked))
+    return accounting.account(
+        [Asked(name, None) for name in names],
+        [Logged(name, 0, number) for number, name in enumerate(names)],
+        [Answer(event_id_of(record), "result", b"") for record in results],
     )
 
 

@@ -79,6 +79,9 @@ class Verdict:
     repeats: int = 0
     overtaken: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.events} events, {len(self.lost)} lost, {len(self.strange)} strange, {self.repeats} repeats"
+
     @property
     def violations(self) -> Sequence[str]:
         """A line for each kind of violation, with the first events' names."""

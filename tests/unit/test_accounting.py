@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tests.faults.accounting import Answer, Asked, Logged, account
+from tests.accounting import Answer, Asked, Logged, account
 
 EVENTS = [Asked(name, b"key") for name in "abc"] + [Asked("bad", b"other", "undecodable")]
 LOG = [Logged(event.name, 0, offset) for offset, event in enumerate(EVENTS)]
