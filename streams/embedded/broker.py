@@ -12,6 +12,7 @@ from typing import Self
 __all__ = ["EmbeddedBroker", "EmbeddedBrokerError"]
 
 _MAX_PORT_ATTEMPTS = 5
+_START_TIMEOUT_SECONDS = 30.0
 
 
 class EmbeddedBrokerError(Exception):
@@ -24,13 +25,11 @@ class EmbeddedBroker:
     Args:
         directory: the directory for the log.
         port: 0 selects a free one.
-        start_timeout_seconds: time limit until it accepts connections.
     """
 
-    def __init__(self, directory: Path, *, port: int = 0, start_timeout_seconds: float = 30.0) -> None:
+    def __init__(self, directory: Path, *, port: int = 0) -> None:
         self._directory = directory
         self._port = port
-        self._start_timeout_seconds = start_timeout_seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,7 +103,7 @@ class EmbeddedBroker:
                 # The broker's tracing is so verbose that it slows it down.
                 env={"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"},
             )
-        deadline = time.monotonic() + self._start_timeout_seconds
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 with socket.create_connection(("127.0.0.1", self._port), timeout=1):

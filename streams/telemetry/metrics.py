@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from streams.core.errors import dead_letter_codes
 
-__all__ = ["CONTENT_TYPE", "Metrics", "metric_names"]
+__all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -150,19 +150,6 @@ class Metrics:
     def exposition(self) -> bytes:
         """The metrics in Prometheus's text format."""
         return generate_latest(self.registry)
-
-
-def metric_names() -> dict[str, frozenset[str]]:
-    """Every sample name in the exposition with its label names: what a dashboard may query."""
-    metrics = Metrics(pool=lambda: [("idle", 0)], lag=lambda: [(0, 0)])
-    metrics.event_duration.labels("extraction")
-    metrics.passages_returned.labels("extraction")
-    metrics.tokens_used.labels("extraction")
-    names: dict[str, frozenset[str]] = {}
-    for family in metrics.registry.collect():
-        for sample in family.samples:
-            names[sample.name] = names.get(sample.name, frozenset()) | frozenset(sample.labels)
-    return names
 
 
 def _version() -> str:

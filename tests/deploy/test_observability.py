@@ -14,6 +14,7 @@ import yaml
 from streams.core import errors
 from streams.telemetry import metrics
 from tests.left_out import unavailable
+from tests.metric_names import metric_names
 
 # Put there by Prometheus itself.
 TARGET_LABELS = {"job", "instance"}
@@ -104,7 +105,7 @@ def expressions(rules: list[dict[str, Any]], dashboard_expressions: list[Express
 @pytest.fixture(scope="module")
 def known(rules: list[dict[str, Any]]) -> dict[str, set[str]]:
     """Every series that there can be, and its labels."""
-    scraped = {name: set(labels) | TARGET_LABELS for name, labels in metrics.metric_names().items()}
+    scraped = {name: set(labels) | TARGET_LABELS for name, labels in metric_names().items()}
     recorded: dict[str, set[str]] = {rule["record"]: set() for rule in rules if "record" in rule}
     return {"up": TARGET_LABELS, **scraped, **recorded}
 
@@ -213,7 +214,7 @@ def test_every_metric_is_on_a_dashboard(dashboard_expressions: list[Expression])
     shown = {
         family(selector.name) for expression in dashboard_expressions for selector in expression.selectors()
     }
-    exposed = {family(name) for name in metrics.metric_names()}
+    exposed = {family(name) for name in metric_names()}
     # `_created` of a counter carries the counter's name without `_total`.
     missing = {name for name in exposed if name not in shown and f"{name}_total" not in shown}
     assert missing == set()

@@ -2,7 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from streams.telemetry.metrics import CONTENT_TYPE, Metrics, metric_names
+from streams.telemetry.metrics import CONTENT_TYPE, Metrics
+from tests.metric_names import metric_names
 
 # Section 7 of the specification: name → kind and labels.
 SPECIFIED = {

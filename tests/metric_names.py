@@ -1,0 +1,18 @@
+"""The names in a worker's exposition."""
+
+from streams.telemetry.metrics import Metrics
+
+__all__ = ["metric_names"]
+
+
+def metric_names() -> dict[str, frozenset[str]]:
+    """Every sample name in the exposition with its label names: what a dashboard may query."""
+    metrics = Metrics(pool=lambda: [("idle", 0)], lag=lambda: [(0, 0)])
+    metrics.event_duration.labels("extraction")
+    metrics.passages_returned.labels("extraction")
+    metrics.tokens_used.labels("extraction")
+    names: dict[str, frozenset[str]] = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            names[sample.name] = names.get(sample.name, frozenset()) | frozenset(sample.labels)
+    return names
