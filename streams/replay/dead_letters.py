@@ -11,11 +11,10 @@ __all__ = [
     "REFUSED",
     "DeadLetter",
     "Disposition",
-    "Event",
     "ReplayFilter",
     "disposition",
     "parse_dead_letter",
-    "restore_event",
+    "restore_headers",
 ]
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999; a timestamp may be any 64-bit value
@@ -114,20 +113,6 @@ class ReplayFilter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A record for the input topic.
-
-    Attributes:
-        partition: where the event was first read.
-    """
-
-    partition: int
-    key: bytes | None
-    value: bytes
-    headers: Headers
-
-
 def parse_dead_letter(
     *, partition: int, offset: int, timestamp_ms: int, headers: Headers, value: bytes | None
 ) -> DeadLetter:
@@ -160,12 +145,12 @@ def disposition(
     return Disposition.REPLAY
 
 
-def restore_event(*, source: RecordPosition, key: bytes | None, value: bytes, headers: Headers) -> Event:
-    """The event in a dead letter: key, value and headers byte for byte, plus the replay headers.
+def restore_headers(headers: Headers, *, source: RecordPosition) -> tuple[int, Headers]:
+    """The partition where a dead letter's event was first read; the event's own headers, plus the replay headers.
 
     Raises:
         NotADeadLetter: Anabranch did not write it.
     """
     origin, own = read_dead_letter(headers)
     attempts = (replay_attempts(own) or 0) + 1
-    return Event(origin.partition, key, value, with_replay_headers(own, source=source, attempts=attempts))
+    return origin.partition, with_replay_headers(own, source=source, attempts=attempts)

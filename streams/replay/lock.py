@@ -81,7 +81,7 @@ class Lock:
         )
 
     async def __aenter__(self) -> Self:
-        """Raise Busy if another replay holds the lock, KafkaError if the group cannot be joined."""
+        """Raise LockHeld if another replay holds the lock, KafkaError if the group cannot be joined."""
         try:
             await self._consumer.start()
             self.verify()
@@ -96,6 +96,6 @@ class Lock:
         await self._consumer.stop()
 
     def verify(self) -> None:
-        """Raise Busy if another replay now holds the lock."""
+        """Raise LockHeld if another replay now holds the lock."""
         if not self._election.holds:
             raise LockHeld

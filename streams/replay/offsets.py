@@ -14,32 +14,28 @@ class Offsets:
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        self._ranges: list[tuple[int, int]] = []
+        self.ranges: list[tuple[int, int]] = []
+        """First and last offset of each range, sorted, with at least one offset between two ranges."""
         for first, last in sorted(ranges):
-            if self._ranges and first <= self._ranges[-1][1] + 1:
-                self._ranges[-1] = self._ranges[-1][0], max(last, self._ranges[-1][1])
+            if self.ranges and first <= self.ranges[-1][1] + 1:
+                self.ranges[-1] = self.ranges[-1][0], max(last, self.ranges[-1][1])
             else:
-                self._ranges.append((first, last))
+                self.ranges.append((first, last))
 
     @classmethod
     def of(cls, offsets: Iterable[int]) -> "Offsets":
         """A set of individual offsets."""
         return cls((offset, offset) for offset in offsets)
 
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """First and last offset of each range, sorted, with at least one offset between two ranges."""
-        return list(self._ranges)
-
     def __contains__(self, offset: int) -> bool:
-        at = bisect_right(self._ranges, offset, key=lambda span: span[0]) - 1
-        return at >= 0 and offset <= self._ranges[at][1]
+        at = bisect_right(self.ranges, offset, key=lambda span: span[0]) - 1
+        return at >= 0 and offset <= self.ranges[at][1]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Offsets) and self._ranges == other._ranges
+        return isinstance(other, Offsets) and self.ranges == other.ranges
 
     def __hash__(self) -> int:
-        return hash(tuple(self._ranges))
+        return hash(tuple(self.ranges))
 
     def __repr__(self) -> str:
-        return f"Offsets({self._ranges})"
+        return f"Offsets({self.ranges})"

@@ -24,7 +24,7 @@ from streams.replay.dead_letters import (
     ReplayFilter,
     disposition,
     parse_dead_letter,
-    restore_event,
+    restore_headers,
 )
 from streams.replay.journal import BadEntry, Entry, Journal
 from streams.replay.lock import Lock, LockHeld, lock_group
@@ -194,7 +194,7 @@ class Replay:
         self, consumer: AIOKafkaConsumer, scan: _PartitionScan, inputs: list[TopicPartition]
     ) -> None:
         """Search for the replay headers of dead letters that unfinished runs have published."""
-        ends = await consumer.end_offsets(inputs)
+        scan.scan_from = await _ends(consumer, inputs)
         for partition in inputs:
             async for record in read_range(consumer, partition, scan.journal.scan_from(partition.partition)):
                 _refuse_unreadable(record, "it may contain events that an interrupted replay published")
@@ -205,7 +205,6 @@ class Replay:
                 if source is not None and here and source.offset < scan.end:
                     scan.recovered.add(source.offset)
         scan.settled = scan.journal.unsettled
-        scan.scan_from = {partition.partition: end for partition, end in ends.items()}
 
     def _disposition(self, scan: _PartitionScan, dead_letter: DeadLetter) -> Disposition:
         return disposition(
@@ -244,8 +243,7 @@ class Replay:
         if not due and not scan.recovered:
             return
         if not scan.settled:
-            ends = await consumer.end_offsets(inputs)
-            scan.scan_from = {partition.partition: end for partition, end in ends.items()}
+            scan.scan_from = await _ends(consumer, inputs)
         await publisher.begin(scan, more=bool(due))
         if not due:
             return
@@ -257,7 +255,7 @@ class Replay:
                 await publisher.publish(record)
         for offset in due:  # deleted by retention
             publisher.failed[scan.partition, offset] = Disposition.DELETED
-        await publisher.end()
+        await publisher.flush(more=False)
 
     # Kafka
 
@@ -283,6 +281,11 @@ class Replay:
         # The input topic's largest event did not have replay headers. With compression there is room for them, unless
         # the event is incompressible.
         return running_producer(self._options, compression_type="gzip")
+
+
+async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[int, int]:
+    ends = await consumer.end_offsets(partitions)
+    return {partition.partition: end for partition, end in ends.items()}
 
 
 def _refuse_unreadable(record: ConsumerRecord, consequence: str) -> None:
@@ -337,35 +340,30 @@ class _BatchPublisher:
         """Publish one dead letter's event; returns before the broker has acknowledged it."""
         delay = self._rate_limiter.delay()
         if self._batch and time.monotonic() + delay - self._batch_began >= _BATCH_SECONDS:
-            await self._flush(more=True)
+            await self.flush(more=True)
         await asyncio.sleep(delay)
-        event = restore_event(
-            source=RecordPosition(record.topic, record.partition, record.offset),
-            key=record.key,
-            value=record.value,
-            headers=record.headers,
-        )
+        source = RecordPosition(record.topic, record.partition, record.offset)
+        partition, headers = restore_headers(record.headers, source=source)
         if not self._batch:
             self._lock.verify()
             self._batch_began = time.monotonic()
         self._batch[record.offset] = await self._producer.send(
             self._input_topic,
-            value=event.value,
-            key=event.key,
-            headers=event.headers,
+            value=record.value,
+            key=record.key,
+            headers=headers,
             # Use the original partition, unless the topic was created again with fewer partitions.
-            partition=event.partition if event.partition in self._scan_from else None,
+            partition=partition if partition in self._scan_from else None,
         )
-        self._batch_bytes += len(event.value) + len(event.key or b"")
+        self._batch_bytes += len(record.value) + len(record.key or b"")
         if len(self._batch) >= _BATCH_RECORDS or self._batch_bytes >= _BATCH_BYTES:
-            await self._flush(more=True)
+            await self.flush(more=True)
 
-    async def end(self) -> None:
-        """Record the end, after the last dead letter of a partition."""
-        await self._flush(more=False)
-
-    async def _flush(self, *, more: bool) -> None:
+    async def flush(self, *, more: bool) -> None:
         """Wait for the batch, and record it.
+
+        Args:
+            more: whether more dead letters of this partition follow.
 
         Raises:
             KafkaError: part of it may have been published; the previous entry says where to search.

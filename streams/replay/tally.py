@@ -29,18 +29,15 @@ class Row:
 
 
 class Tally:
-    """Counts dead letters one by one."""
-
     def __init__(self, dead_letters: Iterable[tuple[DeadLetter, Disposition]] = ()) -> None:
         self._rows: dict[tuple[str, int], Row] = {}
         self._positions: dict[Disposition, list[tuple[int, int]]] = {}
         self.missing: list[Missing] = []
         """The events for which the placeholders stand."""
         for dead_letter, disposition in dead_letters:
-            self.add(dead_letter, disposition)
+            self._add(dead_letter, disposition)
 
-    def add(self, dead_letter: DeadLetter, disposition: Disposition) -> None:
-        """Count one dead letter."""
+    def _add(self, dead_letter: DeadLetter, disposition: Disposition) -> None:
         at = dead_letter.written_at
         row = self._rows.setdefault(
             (dead_letter.code or "", dead_letter.partition),
