@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import asyncpg
+from rich import filesize
 from rich.table import Table
 
 from streams.store import statistics
@@ -17,7 +18,6 @@ _BAR_WIDTH = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _KEYS_SHOWN = 8
 _STATES = {"valid": "green", "invalid": "bold red", "missing": "red"}
-_UNITS = ("kB", "MB", "GB", "TB")
 
 
 async def read(dsn: str) -> Statistics:
@@ -243,13 +243,7 @@ def _share(share: float | None) -> Text:
 
 
 def _bytes(value: int) -> Text:
-    amount, unit = float(value), "B"
-    for larger in _UNITS:
-        if amount < 1000:  # noqa: PLR2004  # the factor between units
-            break
-        amount, unit = amount / 1000, larger
-    digits = 0 if unit == "B" or amount >= 100 else 1  # noqa: PLR2004  # three digits are enough
-    return Text(f"{amount:.{digits}f} {unit}", "" if value else "dim")
+    return Text(filesize.decimal(value), "" if value else "dim")
 
 
 def _mixed(vectors: statistics.Embeddings) -> Text:
