@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from streams.store.preflight import inspect
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["connected", "execute"]
+    from tests.conftest import Database
+
+__all__ = ["connected", "execute", "problems"]
 
 
 @asynccontextmanager
@@ -27,3 +31,10 @@ async def execute(dsn: str, sql: str) -> None:
     """Run statements in a connection of their own."""
     async with connected(dsn) as connection:
         await connection.execute(sql)
+
+
+async def problems(database: Database, *, setting: str = "anabranch.principals") -> list[str]:
+    """What a worker's preflight finds wrong."""
+    async with connected(database.worker) as connection:
+        findings = await inspect(connection, principals_setting=setting)
+    return [f"{finding.check}: {finding.detail}" for finding in findings if finding.level != "ok"]

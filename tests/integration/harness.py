@@ -31,6 +31,7 @@ from streams.wire import Codec
 from tests import accounting
 from tests.accounting import Answer, Asked, Logged, Verdict
 from tests.bad_inputs import RESULT_WRITER
+from tests.integration.corpora import unit_vectors
 
 __all__ = [
     "PARTITIONS",
@@ -43,6 +44,7 @@ __all__ = [
     "as_avro",
     "as_json",
     "event_id_of",
+    "events",
     "free_port",
     "open_channel",
     "query",
@@ -266,6 +268,15 @@ def as_json(event: Mapping[str, Any]) -> bytes:
 def as_avro(event: Mapping[str, Any]) -> bytes:
     """In Avro single-object encoding."""
     return _CODEC.encode_query(QueryEmbedding.parse(dict(event)))
+
+
+def events(count: int) -> dict[str, bytes]:
+    """Event id to value, for events that a small store answers."""
+    vectors = unit_vectors(16, 2)
+    asked = (
+        query(vectors[number % 16], profile="docs", k=1, similarity_threshold=0) for number in range(count)
+    )
+    return {event["event_id"]: as_avro(event) for event in asked}
 
 
 def read_result(value: bytes | None) -> dict[str, Any]:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from tests.conftest import Database
-from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query
+from tests.integration.corpora import load, tiny_corpus
+from tests.integration.harness import Channel, OutputReader, Worker, account, events
 
 # What an installation has that sets nothing.
 _DEFAULT_CLOCKS = {
@@ -14,15 +14,6 @@ _DEFAULT_CLOCKS = {
     "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": "40",
     "ANABRANCH_GRACE_PERIOD_SECONDS": "25",
 }
-
-
-def events(count: int) -> dict[str, bytes]:
-    """Event id to value."""
-    vectors = unit_vectors(16, 2)
-    asked = (
-        query(vectors[number % 16], profile="docs", k=1, similarity_threshold=0) for number in range(count)
-    )
-    return {event["event_id"]: as_avro(event) for event in asked}
 
 
 async def send(channel: Channel, asked: dict[str, bytes]) -> None:

@@ -14,7 +14,7 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.reference import InvalidReference, check_setting_name, reference
-from tests.integration.connections import connected, execute
+from tests.integration.connections import connected, execute, problems
 
 if TYPE_CHECKING:
     from tests.conftest import Database, PostgresServer
@@ -78,12 +78,6 @@ async def definitions(dsn: str) -> set[tuple[Any, ...]]:
     """The catalog without what changes when something is made anew."""
     kinds = ("column", "trigger", "policy", "constraint")
     return {row[2:] for row in await catalog(dsn) if row[0] in kinds}
-
-
-async def problems(database: Database, *, setting: str = SETTING) -> list[str]:
-    async with connected(database.worker) as connection:
-        findings = await inspect(connection, principals_setting=setting)
-    return [f"{finding.check}: {finding.detail}" for finding in findings if finding.level != "ok"]
 
 
 async def count_seen(database: Database, principals: str, *, setting: str = SETTING) -> int:

@@ -20,9 +20,8 @@ import pytest
 
 from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
-from streams.store.preflight import inspect
 from streams.store.verification import verify
-from tests.integration.connections import connected, execute
+from tests.integration.connections import connected, execute, problems
 from tests.integration.store.waits import LONGEST_SECONDS, fill, measure
 from tests.left_out import unavailable
 
@@ -37,12 +36,6 @@ SETTING = "anabranch.principals"
 #: The last commit of version 1.
 FIRST_RELEASE = "b3b3472"
 VERSION_1 = Path(__file__).with_name("schema_version_1.sql")
-
-
-async def problems(database: Database) -> list[str]:
-    async with connected(database.worker) as connection:
-        findings = await inspect(connection, principals_setting=SETTING)
-    return [f"{finding.check}: {finding.detail}" for finding in findings if finding.level != "ok"]
 
 
 # Who holds the lock

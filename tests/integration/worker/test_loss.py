@@ -12,16 +12,7 @@ import asyncpg
 from tests.conftest import Database
 from tests.integration.connections import execute
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, query, until
-
-
-def events(count: int) -> dict[str, bytes]:
-    """Event id to value."""
-    vectors = unit_vectors(16, 2)
-    asked = (
-        query(vectors[number % 16], profile="docs", k=1, similarity_threshold=0) for number in range(count)
-    )
-    return {event["event_id"]: as_avro(event) for event in asked}
+from tests.integration.harness import Channel, OutputReader, Worker, account, as_avro, events, query, until
 
 
 async def test_sigterm_gives_up_on_what_does_not_end_and_loses_nothing(
