@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -170,7 +170,7 @@ class Report:
             "golden": self.golden,
             "passed": not self.failures,
             "failures": self.failures,
-            "bounds": {"min_ndcg": self.bounds.min_ndcg, "min_hit_rate": self.bounds.min_hit_rate},
+            "bounds": asdict(self.bounds),
             "queries": len(self.assessments),
             "answered": self.answered,
             "unanswered": self.unanswered,
@@ -188,9 +188,7 @@ class Report:
                 field: None if share is None else round(share, 4)
                 for field, share in self.completeness.items()
             },
-            "vectors": None
-            if self.vectors is None
-            else {"count": self.vectors.count, "scope": self.vectors.scope},
+            "vectors": self.vectors and asdict(self.vectors),
             "warnings": self.warnings,
             "per_query": [each.to_json() for each in self.assessments],
         }
@@ -267,11 +265,9 @@ def assess(
 
 
 def _durations(of: Percentiles | None) -> dict[str, float] | None:
-    if of is None:
-        return None
-    return {
-        "p50": round(of.p50, 2),
-        "p95": round(of.p95, 2),
-        "p99": round(of.p99, 2),
-        "max": round(of.maximum, 2),
-    }
+    names = ("p50", "p95", "p99", "max")
+    return (
+        None
+        if of is None
+        else {name: round(value, 2) for name, value in zip(names, astuple(of), strict=True)}
+    )

@@ -236,7 +236,10 @@ async def read_catalog(connection: Connection) -> Catalog:
         }
         oids = [relation.oid for relation in relations.values()]
         triggers = {
-            (row["table"], row["name"]): _trigger(row) for row in await connection.fetch(_TRIGGERS, oids)
+            (row["table"], row["name"]): Trigger(
+                **dict(row) | {"definition": normalized_trigger(row["definition"])}
+            )
+            for row in await connection.fetch(_TRIGGERS, oids)
         }
         version, oldest_worker = await _version(connection, relations, triggers)
         return Catalog(
@@ -246,13 +249,7 @@ async def read_catalog(connection: Connection) -> Catalog:
                 for row in await connection.fetch(_COLUMNS, oids)
             },
             indexes=[
-                Index(
-                    row["table"],
-                    row["name"],
-                    row["valid"],
-                    normalized_index(row["definition"]),
-                    row["usable"],
-                )
+                Index(**dict(row) | {"definition": normalized_index(row["definition"])})
                 for row in await connection.fetch(_INDEXES, oids)
             ],
             functions=[_function(row) for row in await connection.fetch(_FUNCTIONS, function_names())],
@@ -301,18 +298,6 @@ def _function(row: asyncpg.Record) -> Function:
     head = printed.partition("\nAS $")[0].removeprefix(f"CREATE OR REPLACE FUNCTION public.{row['name']}")
     definition = function_definition(head, row["body"])
     return Function(row["name"], row["signature"], row["owner"], definition, row["public"])
-
-
-def _trigger(row: asyncpg.Record) -> Trigger:
-    return Trigger(
-        row["table"],
-        row["name"],
-        normalized_trigger(row["definition"]),
-        row["disabled_on"],
-        row["foreign"],
-        row["before_row"],
-        row["constraint"],
-    )
 
 
 async def _version(
