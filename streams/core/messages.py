@@ -267,7 +267,10 @@ class _Message(BaseModel):
 
 
 class Filters(_Message):
-    """Conditions on chunks and documents. ``None`` means no condition; all others must be met."""
+    """Conditions on chunks and documents. ``None`` means no condition; all others must be met.
+
+    docs/development.md lists what else a filter needs.
+    """
 
     section: _Text | None = None
     source_url_prefix: _Text | None = None

@@ -87,6 +87,7 @@ $fragment$ AS metadata_filter \gset
 -- from a table keyed by key and value: the first two pairs of $7, so that the planner can start with the rarer one. No
 -- index supports the policies (the schema explains why). So their condition is repeated here if neither a session nor
 -- a filter narrows the scope: on the documents if they are filtered, because they are fewer, else on the chunks.
+-- Every filter belongs in the first of these two conditions, those on documents also in the second.
 SELECT $fragment$
 FROM document_chunks c
 LEFT JOIN documents d ON d.id = c.document_id

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from streams.cli.main import commands
+from streams.core.messages import Filters
 from streams.core.profiles import BUILTIN_PROFILES
 from streams.core.warning_codes import WarningCode
 from streams.telemetry.metrics import Metrics
@@ -52,6 +53,12 @@ def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
         for family in Metrics(pool=lambda: [("idle", 0)], lag=lambda: [(0, 0)]).registry.collect()
     }
     assert first_cells("metrics.md", "Metrics") == families
+
+
+def test_the_contract_s_page_describes_every_filter() -> None:
+    page = (ROOT / "contracts/query_embedding/v1/README.md").read_text(encoding="utf-8")
+    [row] = [line for line in page.splitlines() if line.startswith("| `filters` |")]
+    assert set(Filters.model_fields) <= set(re.findall(r"`(\w+)`", row))
 
 
 def test_every_profile_has_a_row() -> None:

@@ -129,7 +129,7 @@ def newer() -> dict[str, Any]:
         {"name": "labels", "type": {"type": "map", "values": "string"}, "default": {}},
     ]
     filters = next(field for field in changed["fields"] if field["name"] == "filters")
-    filters["type"][1]["fields"].insert(0, {"name": "language", "type": ["null", "string"], "default": None})
+    filters["type"][1]["fields"].insert(0, {"name": "x_added", "type": ["null", "string"], "default": None})
     return changed
 
 
@@ -155,7 +155,7 @@ def test_another_minors_writer_schema_is_resolved(tmp_path: Path, minor: Any) ->
         "weights": [0.5, 0.25],
         "labels": {"a": "b"},
     }
-    record["filters"] |= {"language": "de"}
+    record["filters"] |= {"x_added": "de"}
     data = single_object(minor(), record)
     with pytest.raises(UnknownSchema):
         Codec().decode_query(data)
