@@ -109,6 +109,39 @@ async def test_a_connection_that_does_not_see_every_row_is_not_taken_for_a_verif
     assert "store_owner" in finding["detail"]
 
 
+@pytest.mark.xfail(strict=True, reason="`check` does not explain why the owner's connection fails")
+def test_an_invalid_connection_string_of_the_owner_is_reported_without_any_part_of_it() -> None:
+    """asyncpg takes a part of a password with a slash for the port, and quotes it."""
+    ended = anabranch(
+        "check",
+        "--json",
+        DATABASE_CONNECTION_STRING="postgresql://worker@127.0.0.1:1/app",
+        DATABASE_ADMIN_CONNECTION_STRING="postgresql://owner:12Sec/ret@db/app",
+    )
+    assert not [part for part in ("12Sec", "ret@db") if part in ended.stdout + ended.stderr]
+    assert ended.returncode == 1
+    (finding,) = [finding for finding in json.loads(ended.stdout) if finding["check"] == "derived"]
+    assert finding["level"] == "unready"
+    assert finding["detail"].startswith("DATABASE_ADMIN_CONNECTION_STRING is invalid: it cannot be parsed")
+
+
+@pytest.mark.xfail(
+    strict=True, reason="`check` reports every error of the comparison as one of the connection"
+)
+async def test_a_comparison_that_the_server_ends_is_not_reported_as_a_connection_error(
+    database: Database,
+) -> None:
+    await execute(database.writer, "INSERT INTO documents SELECT FROM generate_series(1, 5000)")
+    await execute(
+        database.admin, f"ALTER ROLE store_owner IN DATABASE {database.name} SET statement_timeout = '1ms'"
+    )
+    (finding,) = derived(database, admin=database.owner)
+    assert finding["level"] == "unready"
+    assert "cannot connect" not in finding["detail"]
+    assert "QueryCanceledError" in finding["detail"]
+    assert "statement_timeout" in finding["remedy"]
+
+
 async def test_a_whole_dump_restores_to_a_store_that_needs_nothing(
     postgres: PostgresServer, database: Database, tmp_path: Path
 ) -> None:
