@@ -11,6 +11,7 @@ from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics, topic_specs
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.settings import Settings
+from streams.store.catalog import Connection
 from streams.store.connect_errors import explain
 from streams.store.findings import Finding
 from streams.store.preflight import inspect
@@ -21,6 +22,7 @@ __all__ = ["examine", "table"]
 
 _STYLES = {"ok": "green", "warning": "yellow", "unready": "red", "refused": "bold red"}
 _CONNECT_SECONDS = 10.0
+_STORE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 # The smallest event has about 4 KB; whatever the topic's limit is, dead letters need more room than that.
 _SMALLEST_TOPIC_BYTES = 16 * 1024
 
@@ -66,7 +68,7 @@ async def _store(settings: Settings) -> list[Finding]:
         if (refused := explain(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")
             return [Finding("connection", "refused" if refused.before_connect else "unready", detail, remedy)]
-        if not isinstance(error, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+        if not isinstance(error, _STORE_ERRORS):
             raise
         return [
             Finding(
@@ -93,15 +95,34 @@ async def _derived(settings: Settings) -> list[Finding]:
         ]
     try:
         connection = await asyncpg.connect(settings.admin_dsn, timeout=_CONNECT_SECONDS)
-        try:
-            found = await verify(connection)
-        finally:
-            await connection.close()
-    except NotVerified as error:
-        return [Finding("derived", "unready", str(error), "run anabranch migrate, or use another role")]
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except Exception as error:
+        if (refused := explain(error, "DATABASE_ADMIN_CONNECTION_STRING")) is not None:
+            detail, _, remedy = str(refused).partition("; ")
+            return [Finding("derived", "unready", detail, remedy)]
+        if not isinstance(error, _STORE_ERRORS):
+            raise
         detail = f"cannot connect to PostgreSQL as the owner ({type(error).__name__})"
         return [Finding("derived", "unready", detail, "check DATABASE_ADMIN_CONNECTION_STRING")]
+    try:
+        return await _verified(connection)
+    finally:
+        await connection.close()
+
+
+async def _verified(connection: Connection) -> list[Finding]:
+    try:
+        found = await verify(connection)
+    except NotVerified as error:
+        return [Finding("derived", "unready", str(error), "run anabranch migrate, or use another role")]
+    except _STORE_ERRORS as error:
+        return [
+            Finding(
+                "derived",
+                "unready",
+                f"derived data was not verified: PostgreSQL ended the comparison ({type(error).__name__})",
+                "check again; it reads every row, so the owner's statement_timeout has to allow for that",
+            )
+        ]
     if not found:
         return [Finding("derived", "ok", "derived data matches the grants, topics and metadata")]
     return [

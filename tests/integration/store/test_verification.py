@@ -109,7 +109,6 @@ async def test_a_connection_that_does_not_see_every_row_is_not_taken_for_a_verif
     assert "store_owner" in finding["detail"]
 
 
-@pytest.mark.xfail(strict=True, reason="`check` does not explain why the owner's connection fails")
 def test_an_invalid_connection_string_of_the_owner_is_reported_without_any_part_of_it() -> None:
     """asyncpg takes a part of a password with a slash for the port, and quotes it."""
     ended = anabranch(
@@ -125,9 +124,6 @@ def test_an_invalid_connection_string_of_the_owner_is_reported_without_any_part_
     assert finding["detail"].startswith("DATABASE_ADMIN_CONNECTION_STRING is invalid: it cannot be parsed")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="`check` reports every error of the comparison as one of the connection"
-)
 async def test_a_comparison_that_the_server_ends_is_not_reported_as_a_connection_error(
     database: Database,
 ) -> None:
