@@ -101,6 +101,31 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
 
 
 @pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(
+            "25P04",
+            SearchTimeout,
+            marks=pytest.mark.xfail(strict=True, reason="the server's reason for closing is not read"),
+        ),
+        ("57P01", StoreUnavailable),
+        ("25P03", StoreUnavailable),
+        ("XX000", StoreUnavailable),  # whatever it is, the connection is lost
+        (None, StoreUnavailable),
+    ],
+)
+def test_a_connection_that_the_server_closed_is_judged_by_the_servers_reason(
+    state: str | None, expected: Meaning
+) -> None:
+    error = exceptions.ConnectionDoesNotExistError(f"connection was closed: {SECRET}")
+    if state is not None:  # as the protocol makes them
+        error.__cause__ = asyncpg.PostgresError.new({"S": "FATAL", "V": "FATAL", "C": state, "M": SECRET})
+    translated = translate(error)
+    assert type(translated) is expected
+    assert SECRET not in str(translated)
+
+
+@pytest.mark.parametrize(
     "error",
     [
         ConnectionRefusedError(errno.ECONNREFUSED, SECRET),

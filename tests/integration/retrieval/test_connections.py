@@ -209,6 +209,47 @@ async def test_no_principal_survives(database: Database, admin: asyncpg.Connecti
         assert (await ask(store)).result.k_returned == 15
 
 
+@pytest.mark.xfail(strict=True, reason="closing the lost connection raises another error")
+async def test_a_session_that_the_servers_transaction_timeout_ends_is_a_timeout(
+    database: Database, admin: asyncpg.Connection
+) -> None:
+    """The server closes the connection; asyncpg then raises an error of its own, with the server's as its cause."""
+    await put(admin, "hang")
+    await admin.execute(
+        f"ALTER ROLE worker IN DATABASE {database.name} SET transaction_timeout = '500ms'"  # PostgreSQL 17
+    )
+    async with opened(database, connections=2, timeout_seconds=30) as store:
+        with pytest.raises(SearchTimeout, match="transaction timeout"):
+            await ask(store)
+        await put(admin, "none")
+        assert (await ask(store)).result.k_returned == 15
+        await none_survives(store, 2)
+
+
+@pytest.mark.xfail(strict=True, reason="closing the lost connection raises another error")
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
+async def test_a_lost_connection_does_not_hide_why_it_is_closed(
+    database: Database, admin: asyncpg.Connection, error: type[BaseException]
+) -> None:
+    async def lose_connection(store: PostgresStore) -> None:
+        async with store._connection() as connection:
+            pid = connection.get_server_pid()
+            sleeping = asyncio.create_task(connection.execute("SELECT pg_sleep(60)"))
+            while not await admin.fetchval(  # noqa: ASYNC110  # what is waited for is another process
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep')", pid
+            ):
+                await asyncio.sleep(0.02)
+            await admin.execute("SELECT pg_terminate_backend($1)", pid)
+            with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+                await sleeping
+            raise error
+
+    async with opened(database, connections=1, timeout_seconds=30) as store:
+        with pytest.raises(error):
+            await lose_connection(store)
+        await none_survives(store, 1)
+
+
 async def test_a_pool_that_is_closed_under_a_search_is_no_defect(
     database: Database, admin: asyncpg.Connection
 ) -> None:
