@@ -75,6 +75,13 @@ def translate(error: BaseException) -> TransientError | None:
 
 
 def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
+    # The cause is the server's reason, if it gave one before it closed the connection.
+    if (
+        isinstance(error, asyncpg.ConnectionDoesNotExistError)
+        and isinstance(error.__cause__, asyncpg.PostgresError)
+        and (reason := _from_server(error.__cause__)) is not None
+    ):
+        return reason
     state = error.sqlstate or ""
     if isinstance(
         error, asyncpg.InvalidCachedStatementError

@@ -320,7 +320,9 @@ class PostgresStore:
         try:
             yield connection
         except BaseException:
-            connection.terminate()
+            # If the server has closed the connection, the pool has already discarded it; keep the original error.
+            with suppress(asyncpg.InterfaceError):
+                connection.terminate()
             raise
         finally:
             await pool.release(connection)

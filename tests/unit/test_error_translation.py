@@ -103,11 +103,7 @@ def test_a_state_that_asyncpg_has_no_class_for_is_judged_by_its_first_two_letter
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        pytest.param(
-            "25P04",
-            SearchTimeout,
-            marks=pytest.mark.xfail(strict=True, reason="the server's reason for closing is not read"),
-        ),
+        ("25P04", SearchTimeout),
         ("57P01", StoreUnavailable),
         ("25P03", StoreUnavailable),
         ("XX000", StoreUnavailable),  # whatever it is, the connection is lost

@@ -209,7 +209,6 @@ async def test_no_principal_survives(database: Database, admin: asyncpg.Connecti
         assert (await ask(store)).result.k_returned == 15
 
 
-@pytest.mark.xfail(strict=True, reason="closing the lost connection raises another error")
 async def test_a_session_that_the_servers_transaction_timeout_ends_is_a_timeout(
     database: Database, admin: asyncpg.Connection
 ) -> None:
@@ -226,7 +225,6 @@ async def test_a_session_that_the_servers_transaction_timeout_ends_is_a_timeout(
         await none_survives(store, 2)
 
 
-@pytest.mark.xfail(strict=True, reason="closing the lost connection raises another error")
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
 async def test_a_lost_connection_does_not_hide_why_it_is_closed(
     database: Database, admin: asyncpg.Connection, error: type[BaseException]
