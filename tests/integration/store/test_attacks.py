@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -458,6 +459,48 @@ async def test_the_session_that_is_in_the_way_is_named(
         await writer.execute("DELETE FROM documents")
         with pytest.raises(MigrationError, match=f"process {writer.get_server_pid()}, role back_end"):
             await migrate(database.owner, principals_setting=SETTING)
+
+
+@pytest.mark.xfail(strict=True, reason="a cancelled index build is built again")
+async def test_an_index_build_that_somebody_cancels_is_not_started_again(database: Database) -> None:
+    """It has no time limit of its own, so only another session can have cancelled it."""
+    async with connected(database.owner) as owner, connected(database.admin) as admin:
+        locks = LockRetries(owner, lambda: asyncpg.connect(database.owner))
+        runner = Runner(owner, locks, dry_run=False, report=None)
+        build = asyncio.create_task(runner.alone("SELECT pg_sleep(10)", "built"))
+        await asyncio.sleep(1.5)  # longer than the limit of a transaction
+        await admin.execute("SELECT pg_cancel_backend($1)", owner.get_server_pid())
+        with pytest.raises(asyncpg.QueryCanceledError):
+            await asyncio.wait_for(build, 8)
+        await locks.close()
+    assert runner.done == []
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a waiting index build names nobody, and reports a time that is not measured"
+)
+async def test_sessions_that_an_index_build_waits_for_are_named_while_it_waits(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("streams.store.locks._REPORT_SECONDS", 1.0, raising=False)
+    monkeypatch.setattr("streams.store.runner._CONCURRENTLY_TIMEOUT", "4s")
+    reported: list[str] = []
+    async with connected(database.owner) as owner, connected(database.writer) as writer, writer.transaction():
+        await writer.execute("UPDATE documents SET title = 'x'")
+        named = f"process {writer.get_server_pid()}, role back_end"
+        locks = LockRetries(owner, lambda: asyncpg.connect(database.owner))
+        runner = Runner(owner, locks, dry_run=False, report=reported.append)
+        build = asyncio.create_task(runner.alone("CREATE INDEX CONCURRENTLY waiting ON documents (title)"))
+        with pytest.raises(LockUnavailable) as raised:
+            await build
+        await locks.close()
+    assert [line for line in reported if named in line] == reported
+    assert len(reported) == 1
+    assert named in str(raised.value)
+    measured = re.search(r"for (\d+) seconds", str(raised.value))
+    assert measured is not None
+    assert int(measured[1]) >= 4
 
 
 async def test_a_trigger_whose_function_belongs_to_somebody_else_is_found(
