@@ -138,7 +138,7 @@ async def _rebuild(runner: Runner, query: str, weighted: Sequence[tuple[UUID, in
     batches = _Batches(weighted)
     while ids := batches.next():
         began = time.monotonic()
-        if await runner.locks.run(lambda _: run_batch(ids)):
+        if await runner.locks.run(lambda _: run_batch(ids), limited=False):
             batches.record_duration(time.monotonic() - began)
         else:
             batches.halve()

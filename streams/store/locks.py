@@ -28,6 +28,8 @@ _FIRST_PAUSE: Final = 0.2
 _MAX_PAUSE: Final = 2.0
 _FIRST_CHECK: Final = 0.1
 _MAX_CHECK_INTERVAL: Final = 1.0
+# How long a statement without a time limit has to wait until the sessions that block it are reported.
+_REPORT_SECONDS: Final = 10.0
 
 
 class LockUnavailable(Exception):
@@ -75,17 +77,27 @@ class LockRetries:
             with suppress(TimeoutError):
                 await self._observer.close(timeout=5)
 
-    async def run(self, work: Callable[[float], Awaitable[T]]) -> T:
+    async def run(
+        self,
+        work: Callable[[float], Awaitable[T]],
+        *,
+        limited: bool = True,
+        report_wait: Callable[[str], None] | None = None,
+    ) -> T:
         """Run work that fails if a lock does not become free soon.
 
         Args:
             work: called with its time limit in seconds, including waits for locks; it raises QueryCanceledError when
                 the limit is exceeded. The limit grows only if no session blocked the work.
+            limited: whether the work keeps that limit; else another session must have cancelled it.
+            report_wait: called once with the sessions that block the work, if it waits long.
 
         Raises:
             LockUnavailable: a lock was not free in any attempt.
+            QueryCanceledError: another session cancelled the work.
         """
-        end = time.monotonic() + RETRY_SECONDS
+        started = time.monotonic()
+        end = started + RETRY_SECONDS
         pause = _FIRST_PAUSE
         limit = STATEMENT_SECONDS
         while True:
@@ -94,21 +106,21 @@ class LockRetries:
             sessions: dict[int, str] = {}
             began = time.monotonic()
             try:
-                return await self._run_observed(lambda: work(limit), blockers, sessions)  # noqa: B023  # called in this iteration
+                return await self._run_observed(lambda: work(limit), blockers, sessions, report_wait)  # noqa: B023  # called in this iteration
             except (
                 asyncpg.LockNotAvailableError,
                 asyncpg.DeadlockDetectedError,
                 asyncpg.QueryCanceledError,
             ) as error:
                 if isinstance(error, asyncpg.QueryCanceledError):
-                    if time.monotonic() - began < limit:
+                    if not limited or time.monotonic() - began < limit:
                         raise  # cancelled by another session
                     if observed and not blockers:
                         limit *= 2
                         continue
                 if time.monotonic() > end and (observed or blockers):
                     raise LockUnavailable(
-                        f"a table stayed locked by another transaction for {RETRY_SECONDS:.0f} seconds:"
+                        f"a table stayed locked by another transaction for {time.monotonic() - started:.0f} seconds:"
                         f" {'; '.join(sessions.values()) or 'it has just ended'}. Completed steps are kept. Run the"
                         " same command again when that transaction has ended, or end it:"
                         " SELECT pg_terminate_backend(pid);"
@@ -118,19 +130,30 @@ class LockRetries:
             pause = min(2 * pause, _MAX_PAUSE)
 
     async def _run_observed(
-        self, work: Callable[[], Awaitable[T]], blockers: set[int], sessions: dict[int, str]
+        self,
+        work: Callable[[], Awaitable[T]],
+        blockers: set[int],
+        sessions: dict[int, str],
+        report_wait: Callable[[str], None] | None,
     ) -> T:
         stop = asyncio.Event()
-        observer_task = asyncio.create_task(self._observe(stop, blockers, sessions))
+        observer_task = asyncio.create_task(self._observe(stop, blockers, sessions, report_wait))
         try:
             return await work()
         finally:
             stop.set()
             await observer_task
 
-    async def _observe(self, stop: asyncio.Event, blockers: set[int], sessions: dict[int, str]) -> None:
+    async def _observe(
+        self,
+        stop: asyncio.Event,
+        blockers: set[int],
+        sessions: dict[int, str],
+        report_wait: Callable[[str], None] | None,
+    ) -> None:
         """Collect the sessions that block the connection's statement."""
         pause = _FIRST_CHECK
+        blocked_since: float | None = None
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
@@ -145,6 +168,13 @@ class LockRetries:
                 return
             blockers.update(row["pid"] for row in rows)
             sessions.update({row["pid"]: _describe_sessions([row]) for row in rows})
+            if not rows:
+                blocked_since = None
+            elif blocked_since is None:
+                blocked_since = time.monotonic()
+            elif report_wait is not None and time.monotonic() - blocked_since >= _REPORT_SECONDS:
+                report_wait(_describe_sessions(rows))
+                report_wait = None
             pause = min(1.2 * pause, _MAX_CHECK_INTERVAL)
 
 

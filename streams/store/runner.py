@@ -106,6 +106,7 @@ class Runner:
         Raises:
             LockUnavailable: older transactions did not end.
             MigrationError: the server rejects the statement.
+            QueryCanceledError: another session cancelled the statement.
         """
         if self.dry_run:
             self._write([statement])
@@ -120,7 +121,12 @@ class Runner:
                 await self._execute(before_retry)
             await self._execute(statement)
 
-        await self.locks.run(attempt)
+        def report_wait(sessions: str) -> None:
+            self.say(
+                f"note: waiting, up to {_CONCURRENTLY_TIMEOUT}, for other transactions to end: {sessions}"
+            )
+
+        await self.locks.run(attempt, limited=False, report_wait=report_wait)
         for line in done:
             self.say(line)
 

@@ -461,7 +461,6 @@ async def test_the_session_that_is_in_the_way_is_named(
             await migrate(database.owner, principals_setting=SETTING)
 
 
-@pytest.mark.xfail(strict=True, reason="a cancelled index build is built again")
 async def test_an_index_build_that_somebody_cancels_is_not_started_again(database: Database) -> None:
     """It has no time limit of its own, so only another session can have cancelled it."""
     async with connected(database.owner) as owner, connected(database.admin) as admin:
@@ -476,9 +475,6 @@ async def test_an_index_build_that_somebody_cancels_is_not_started_again(databas
     assert runner.done == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a waiting index build names nobody, and reports a time that is not measured"
-)
 async def test_sessions_that_an_index_build_waits_for_are_named_while_it_waits(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
