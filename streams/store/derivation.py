@@ -37,7 +37,20 @@ _DISCARD_SETS: Final = """
     FROM public.access_sets s
     WHERE NOT EXISTS (SELECT FROM public.documents d WHERE d.access_set_id = s.id)
 """
-_OF_CHUNKS: Final = ("document_chunks", "chunk_topics", "chunk_metadata")
+# Each stale row with its weight. A document's chunks are updated in the same transaction.
+_STALE_DOCUMENTS: Final = f"""
+    SELECT d.id, 1 + count(c.id) AS weight
+    FROM ({_STALE["documents"]}) d LEFT JOIN public.document_chunks c ON c.document_id = d.id
+    GROUP BY d.id
+    ORDER BY d.id
+"""  # noqa: S608  # constant names
+_STALE_CHUNKS: Final = f"""
+    SELECT id, 1::bigint AS weight
+    FROM ({_STALE["document_chunks"]} UNION {_STALE["chunk_topics"]} UNION {_STALE["chunk_metadata"]}) s
+    ORDER BY id
+"""  # noqa: S608  # constant names
+# How many stale rows to hold in memory.
+_SLICE_ROWS: Final = 20_000
 
 
 @dataclass(frozen=True)
@@ -74,22 +87,17 @@ async def rebuild(runner: Runner) -> None:
         LockUnavailable: another transaction keeps a row locked.
         MigrationError: rows are still stale after several passes.
     """
-    documents: set[UUID] = set()
-    chunks: set[UUID] = set()
+    documents = chunks = 0
     for _ in range(_MAX_PASSES):
-        stale = {row["id"] for row in await runner.fetch(_STALE["documents"])}
-        if stale:
-            documents |= stale
-            await _rebuild_documents(runner, stale)
-        stale_chunks = {row["id"] for table in _OF_CHUNKS for row in await runner.fetch(_STALE[table])}
-        if stale_chunks:
-            chunks |= stale_chunks
-            await _rebuild(
-                runner,
-                "SELECT public.anabranch_rebuild_chunks($1)",
-                [(id_, 1) for id_ in sorted(stale_chunks)],
-            )
-        if not stale and not stale_chunks:
+        stale_documents = await _rebuild_stale(
+            runner, _STALE_DOCUMENTS, "SELECT public.anabranch_rebuild_documents($1)"
+        )
+        stale_chunks = await _rebuild_stale(
+            runner, _STALE_CHUNKS, "SELECT public.anabranch_rebuild_chunks($1)"
+        )
+        documents += stale_documents
+        chunks += stale_chunks
+        if not stale_documents and not stale_chunks:
             break
     else:
         raise MigrationError(
@@ -98,23 +106,21 @@ async def rebuild(runner: Runner) -> None:
         )
     # Unused sets: a write that bypassed the triggers may leave some behind.
     await runner.fetch(_DISCARD_SETS)
-    for name, count in (("documents", len(documents)), ("chunks", len(chunks))):
+    for name, count in (("documents", documents), ("chunks", chunks)):
         if count:
             runner.say(f"rebuilt the derived data of {count} {name}")
 
 
-async def _rebuild_documents(runner: Runner, stale: set[UUID]) -> None:
-    # A document's chunks are updated in the same transaction.
-    rows = await runner.fetch(
-        "SELECT d.id, count(c.id) AS chunks FROM unnest($1::uuid[]) d (id)"
-        " LEFT JOIN public.document_chunks c ON c.document_id = d.id GROUP BY d.id ORDER BY d.id",
-        list(stale),
-    )
-    await _rebuild(
-        runner,
-        "SELECT public.anabranch_rebuild_documents($1)",
-        [(row["id"], 1 + int(row["chunks"])) for row in rows],
-    )
+async def _rebuild_stale(runner: Runner, stale: str, rebuild_ids: str) -> int:
+    """Rebuild the rows that a query finds now; return their number."""
+    # WITH HOLD: the server keeps the rows after the transaction, but not the snapshot, which would block index builds.
+    await runner.connection.execute(f"DECLARE anabranch_stale NO SCROLL CURSOR WITH HOLD FOR {stale}")
+    count = 0
+    while rows := await runner.fetch(f"FETCH {_SLICE_ROWS} FROM anabranch_stale"):
+        count += len(rows)
+        await _rebuild(runner, rebuild_ids, [(row["id"], row["weight"]) for row in rows])
+    await runner.connection.execute("CLOSE anabranch_stale")
+    return count
 
 
 async def _rebuild(runner: Runner, query: str, weighted: Sequence[tuple[UUID, int]]) -> None:
