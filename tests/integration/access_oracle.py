@@ -106,7 +106,7 @@ async def drop_foreign_keys(owner: Connection) -> None:
 
 
 async def until_blocked(observer: Connection, pid: int) -> None:
-    for _ in range(200):
+    for _ in range(1000):
         if await observer.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", pid):
             return
         await asyncio.sleep(0.01)

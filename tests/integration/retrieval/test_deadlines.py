@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
@@ -107,6 +108,18 @@ async def until_searching(admin: asyncpg.Connection) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_nothing_is_searched(admin: asyncpg.Connection) -> None:
+    """A second by the server's clock, and what the machine takes for a few of these statements."""
+    began = last = await admin.fetchval("SELECT clock_timestamp()")
+    longest = timedelta(0)
+    while await searching(admin):
+        now = await admin.fetchval("SELECT clock_timestamp()")
+        longest = max(longest, now - last)
+        assert now - began < timedelta(seconds=1) + 5 * longest
+        last = now
+        await asyncio.sleep(0.02)
+
+
 async def test_a_second_after_a_timeout_nothing_is_searched(
     server: EmbeddedPostgres, admin: asyncpg.Connection
 ) -> None:
@@ -114,8 +127,7 @@ async def test_a_second_after_a_timeout_nothing_is_searched(
     async with opened(server, timeout_seconds=3) as store:
         with pytest.raises(SearchTimeout):
             await store.search(search())
-        await asyncio.sleep(1)
-        assert await searching(admin) == []
+        await until_nothing_is_searched(admin)
 
 
 async def test_a_second_after_a_cancellation_nothing_is_searched(
@@ -128,8 +140,7 @@ async def test_a_second_after_a_cancellation_nothing_is_searched(
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await asyncio.sleep(1)
-        assert await searching(admin) == []
+        await until_nothing_is_searched(admin)
 
 
 async def test_the_server_has_what_is_left_of_the_deadline(
@@ -138,10 +149,10 @@ async def test_the_server_has_what_is_left_of_the_deadline(
     """Behind a network that lost the client, only the server's own limit ends a search."""
     await admin.execute("INSERT INTO public.delays VALUES ('exact', 1), ('approximate', 1)")
     logged = server.log_file.stat().st_size
-    async with opened(server, timeout_seconds=5) as store:
+    async with opened(server, timeout_seconds=10) as store:
         await store.search(search(limit=15))
     with server.log_file.open(encoding="utf-8") as log:
         log.seek(logged)
         limits = [int(limit) for limit in re.findall(r"limit of (\d+) ms", log.read())]
-    assert 4500 < limits[0] <= 5000
-    assert limits[-1] <= 3000, "the second transaction begins after two delays of a second"
+    assert 5000 < limits[0] <= 10_000
+    assert limits[-1] <= limits[0] - 2000, "the second transaction begins after two delays of a second"

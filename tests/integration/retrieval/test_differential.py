@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -32,6 +33,8 @@ from tests.conftest import SETTING, Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
 from tests.integration.oracle import PROFILES, _matches, expected_result, parent_state
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.slow
 
@@ -641,6 +644,26 @@ class Trial:
             self.seen.update(found["warnings"])
 
 
+#: More than this many of each. How many there are in a number of events depends on the machine's speed.
+FAULTS = {
+    "cancelled": 20,
+    "SearchTimeout": 20,
+    "StoreUnavailable": 20,
+    "SQL error": 20,
+    "pg_cancel_backend": 20,
+    "pg_terminate_backend": 10,
+}
+
+
+def enough(make: Callable[[], T], least: int, satisfied: Callable[[], bool]) -> Iterator[T]:
+    """At least so many, and more until it was worth it, for ten minutes."""
+    end = perf_counter() + 600
+    for number in count():
+        if number >= least and (satisfied() or perf_counter() > end):
+            return
+        yield make()
+
+
 async def index_scans(admin: asyncpg.Connection) -> int:
     return int(
         await admin.fetchval(
@@ -656,7 +679,9 @@ async def test_each_result_is_its_callers_whatever_happens_to_others(
     async with staged(database, World(seed)) as stage:
         trial = Trial(stage, random.Random(seed + 1))
         saboteur = asyncio.create_task(sabotage(stage.admin, random.Random(seed + 2), trial.seen))
-        events = (trial.event() for _ in range(EVENTS))
+        events = enough(
+            trial.event, EVENTS, lambda: min(trial.seen[fault] - least for fault, least in FAULTS.items()) > 0
+        )
         began = perf_counter()
         try:
             async with asyncio.TaskGroup() as group:
@@ -674,7 +699,7 @@ async def test_each_result_is_its_callers_whatever_happens_to_others(
     statements = [what for what in seen if what.startswith("statement: ")]
     reported = {what: number for what, number in sorted(seen.items()) if what not in statements}
     figures(f"seed {seed}, {seconds:.1f} s, {scans} index scans, {reported}")
-    assert seen["events"] == EVENTS >= 3000
+    assert seen["events"] >= EVENTS >= 3000
     # Values are bound: what the server was sent is a handful of texts, whatever was asked, by whomever.
     assert 3 <= len(statements) < 20, statements
     assert not any("user:" in text or "trip:" in text for text in statements)
@@ -685,9 +710,9 @@ async def test_each_result_is_its_callers_whatever_happens_to_others(
     assert seen["passages"] > 5 * seen["searched exactly"]
     for state in ("valid", "missing", "unreadable", "in another session", "filtered out"):
         assert seen[f"parent: {state}"] > 3, state
-    for fault in ("cancelled", "SearchTimeout", "StoreUnavailable", "SQL error", "pg_cancel_backend"):
-        assert seen[fault] > 20, fault
-    assert min(seen["pg_terminate_backend"], seen["scan_truncated"], seen["look: done"]) > 10
+    for fault, least in FAULTS.items():
+        assert seen[fault] > least, fault
+    assert min(seen["scan_truncated"], seen["look: done"]) > 10
 
 
 # While grants change
@@ -777,12 +802,17 @@ async def test_each_result_is_as_before_or_as_after_a_change_of_grants(
     seen: Counter[str] = Counter()
     async with staged(database, world) as stage:
         grants = Grants(stage, random.Random(seed + 1), [world.corpus.documents])
-        events = (
-            world.event(world.rng.choice(ORDINARY), *world.rng.choice([[]] * 5 + [["trip:slow"]])).but(
-                filters=None, token_budget=None, k=15
+
+        def event() -> Event:
+            made = world.event(world.rng.choice(ORDINARY), *world.rng.choice([[]] * 5 + [["trip:slow"]]))
+            return made.but(filters=None, token_budget=None, k=15)
+
+        def satisfied() -> bool:
+            return (
+                grants.committed > 25 and min(seen["as before the change"], seen["as after the change"]) > 10
             )
-            for _ in range(EVENTS_AMID_CHANGES)
-        )
+
+        events = enough(event, EVENTS_AMID_CHANGES, satisfied)
 
         async def ask() -> None:
             for event in events:
@@ -801,8 +831,7 @@ async def test_each_result_is_as_before_or_as_after_a_change_of_grants(
         seconds = perf_counter() - began
         await look_at_all(stage.store)
     figures(f"seed {seed}, {seconds:.1f} s, {grants.committed} changes, {dict(sorted(seen.items()))}")
-    assert grants.committed > 25
-    assert min(seen["as before the change"], seen["as after the change"]) > 10
+    assert satisfied()
     assert seen["one arm as before, one as after"] < 0.02 * seen["events"]
 
 

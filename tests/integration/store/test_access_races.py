@@ -289,7 +289,7 @@ async def test_an_insert_whose_snapshot_lacks_a_change_fails(
 
 async def until_blocked_or_done(observer: Connection, writer: Connection, task: asyncio.Task[Any]) -> None:
     """The second writer waits for the first; one that need not has finished by then."""
-    for _ in range(200):
+    for _ in range(1000):
         if task.done() or await observer.fetchval(
             "SELECT cardinality(pg_blocking_pids($1)) > 0", writer.get_server_pid()
         ):

@@ -395,7 +395,7 @@ async def test_nobody_waits_while_many_locks_are_taken_one_after_another(
         probe = f"UPDATE documents SET title = 'y' WHERE id = '{first}'"
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    waits = [0.0]
+    waits: list[float] = []
 
     async def hold(delay: float, statement: str) -> None:
         async with connected(empty_database.owner) as connection:
@@ -418,6 +418,10 @@ async def test_nobody_waits_while_many_locks_are_taken_one_after_another(
             group.create_task(hold(0.25 * (n * 7 % count) / count, statement))
         group.create_task(measure())
         await asyncio.sleep(1)
+        control = max(
+            waits, default=0.0
+        )  # what this machine takes for the same statement without a migration
+        waits.clear()
         for attempt in range(5):
             try:
                 await migrate(empty_database.owner, principals_setting=SETTING, consent=True)
@@ -427,14 +431,14 @@ async def test_nobody_waits_while_many_locks_are_taken_one_after_another(
                 if attempt == 4 or not isinstance(error.__cause__, LockUnavailable):
                     raise
         stop.set()
-    assert max(waits) < 1
+    assert max(waits) < 1 + control
 
 
 async def test_a_statement_that_nobody_blocks_gets_the_time_that_it_needs(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a constraint that is checked on a very large table."""
-    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 2.0)
     async with connected(database.owner) as owner:
         locks = LockRetries(owner, lambda: asyncpg.connect(database.owner))
         runner = Runner(owner, locks, dry_run=False, report=None)
@@ -447,7 +451,7 @@ async def test_the_session_that_is_in_the_way_is_named(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not readers, which are in nobody's way: the message says how to end whom it names."""
-    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 2.0)
     async with AsyncExitStack() as stack:
         for _ in range(3):
             reader = await stack.enter_async_context(connected(database.worker))
@@ -478,7 +482,7 @@ async def test_an_index_build_that_somebody_cancels_is_not_started_again(databas
 async def test_sessions_that_an_index_build_waits_for_are_named_while_it_waits(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("streams.store.locks.RETRY_SECONDS", 2.0)
     monkeypatch.setattr("streams.store.locks._REPORT_SECONDS", 1.0, raising=False)
     monkeypatch.setattr("streams.store.runner._CONCURRENTLY_TIMEOUT", "4s")
     reported: list[str] = []

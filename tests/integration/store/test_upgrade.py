@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from contextlib import suppress
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
 from streams.store.verification import verify
 from tests.integration.connections import connected, execute, problems
+from tests.integration.harness import until
 from tests.integration.store.waits import LONGEST_SECONDS, fill, measure
 from tests.left_out import unavailable
 
@@ -98,12 +100,19 @@ async def test_nobody_waits_longer_than_a_second(
         empty_database.owner,
         "GRANT SELECT, INSERT, UPDATE, DELETE ON documents, document_chunks, document_grants TO back_end",
     )
+    # What this machine takes for the same statements while it builds such an index on a copy, which locks nothing.
+    await execute(
+        empty_database.owner, "CREATE TABLE copied AS SELECT embedding FROM document_chunks LIMIT 2000"
+    )
+    build = "CREATE INDEX ON copied USING hnsw (embedding vector_cosine_ops) WITH (ef_construction = 200)"
+    control = await measure(empty_database.writer, lambda: execute(empty_database.owner, build))
+    await execute(empty_database.owner, "DROP TABLE copied")
     waits = await measure(
         empty_database.writer, lambda: migrate(empty_database.owner, principals_setting=SETTING)
     )
-    record_property("figure", f"migrate beside a back end, 6,000 chunks: {waits}")
-    assert waits.errors == []
-    assert max(waits.longest.values()) < LONGEST_SECONDS, waits
+    record_property("figure", f"beside a back end, 6,000 chunks: migrate {waits}; one index build {control}")
+    assert waits.errors == control.errors == []
+    assert max(waits.longest.values()) < LONGEST_SECONDS + max(control.longest.values()), (waits, control)
     assert await problems(empty_database) == []
 
 
@@ -254,10 +263,10 @@ async def test_an_older_releases_migrate_is_undone_by_the_next_run(version_1: Da
 
 
 async def test_limits_of_the_role_do_not_stop_a_migration(empty_database: Database) -> None:
-    await fill(empty_database.owner, 1_000)
+    await fill(empty_database.owner, 2_000)  # its index takes longer than half a second on any machine
     await execute(
         empty_database.admin,
-        f"ALTER ROLE store_owner IN DATABASE {empty_database.name} SET statement_timeout = '100ms';"
+        f"ALTER ROLE store_owner IN DATABASE {empty_database.name} SET statement_timeout = '500ms';"
         f"ALTER ROLE store_owner IN DATABASE {empty_database.name} SET default_transaction_isolation = 'serializable'",
     )
     await migrate(empty_database.owner, principals_setting=SETTING)
@@ -307,22 +316,28 @@ async def test_writes_of_all_kinds_during_an_upgrade_leave_nothing_wrong(version
     """Old triggers fire until the new ones do, in one transaction: no write meets none of them, or both."""
     stop = asyncio.Event()
 
-    async def write(number: int) -> int:
-        count = 0
+    counts = [0, 0, 0]
+
+    async def write(number: int) -> None:
         async with connected(version_1.writer) as writer:
             while not stop.is_set():
                 for statement in WRITES:
+                    count = counts[number]
                     with suppress(asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError):
                         await writer.execute(statement.format(n=(7 * count + number) % 20 + 1, p=count % 4))
-                    count += 1
-        return count
+                    counts[number] += 1
 
-    writers = [asyncio.create_task(write(number)) for number in range(3)]
-    await asyncio.sleep(0.3)
-    done = await migrate(version_1.owner, principals_setting=SETTING)
-    await asyncio.sleep(0.3)
-    stop.set()
-    assert min(await asyncio.gather(*writers)) > 20
+    async def each_writes_more() -> None:
+        before = list(counts)
+        await until(lambda: min(map(sub, counts, before)) > 20, lambda: f"{before}, {counts}", seconds=60)
+
+    async with asyncio.TaskGroup() as writers:
+        for number in range(3):
+            writers.create_task(write(number))
+        await each_writes_more()
+        done = await migrate(version_1.owner, principals_setting=SETTING)
+        await each_writes_more()
+        stop.set()
     # What a gap between the old and the new triggers had missed would have been rebuilt.
     assert [line for line in done if line.startswith("rebuilt")] == []
     assert await stale(version_1) == []
@@ -370,7 +385,7 @@ async def test_killed_after_each_step_the_next_run_completes(
 
 async def test_killed_while_an_index_is_built_the_invalid_index_is_replaced(empty_database: Database) -> None:
     """The server's process is ended in the middle, as when it runs out of memory."""
-    await fill(empty_database.owner, 4_000)
+    await fill(empty_database.owner, 2_000)
     running = asyncio.create_task(migrate(empty_database.owner, principals_setting=SETTING))
     async with connected(empty_database.admin) as admin:
         while not await admin.fetchval(
