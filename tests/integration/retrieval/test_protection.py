@@ -81,9 +81,12 @@ async def test_no_statement_returns_rows_that_a_table_without_row_level_security
                     await store.search(search_for("user:1"))
             with pytest.raises(StoreMisconfigured, match="row-level security"):
                 await exact.passages(["user:1"], ids)
+            with pytest.raises(StoreMisconfigured, match="row-level security"):
+                await exact.sizes(["user:1"], ids)
             await owner.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
             assert await exact.search(search_for("user:1")) == found
             assert (await exact.passages(["user:1"], ids)).keys() == set(ids)
+            assert (await exact.sizes(["user:1"], ids)).keys() == set(ids)
     finally:
         await owner.close()
 
