@@ -8,7 +8,7 @@ from typing import Final
 from streams.store.catalog import Catalog, Connection, quoted
 from streams.store.reference import BASE_TABLES, TABLES
 
-__all__ = ["LockedOutRole", "locked_out_roles"]
+__all__ = ["LockedOutRole", "locked_out_roles", "requirement"]
 
 _EVERYTHING: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 
@@ -52,7 +52,7 @@ async def locked_out_roles(connection: Connection, catalog: Catalog, owner: str)
     """Every role that can read or write a table without row-level security. Empty if all such tables are empty.
 
     Omitted are superusers, roles with BYPASSRLS, and members of the owner, of anabranch_writer (which sees everything)
-    and of anabranch_reader (which sees rows by principals).
+    and of anabranch_reader (which sees rows by principals); also each privilege that a policy already preserves.
     """
     unprotected = await _unprotected(connection, catalog)
     if not unprotected:
@@ -62,6 +62,16 @@ async def locked_out_roles(connection: Connection, catalog: Catalog, owner: str)
         LockedOutRole(role, login, {row["table"]: frozenset(row["privileges"]) for row in of_role})
         for (role, login), of_role in groupby(rows, lambda row: (row["role"], row["login"]))
     ]
+
+
+async def requirement(connection: Connection, roles: Sequence[LockedOutRole]) -> str:
+    """SQL that has to run before the remedies of these roles; empty if nothing is missing."""
+    if not any("GRANT anabranch_writer" in role.remedy for role in roles):
+        return ""
+    exists = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_writer')"
+    )
+    return "" if exists else "CREATE ROLE anabranch_writer NOLOGIN;"
 
 
 async def _unprotected(connection: Connection, catalog: Catalog) -> Sequence[str]:
@@ -92,6 +102,15 @@ _LOCKED_OUT_ROLES: Final = """
     FROM pg_roles r CROSS JOIN tables t CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) p (privilege)
     WHERE NOT r.rolsuper AND NOT r.rolbypassrls AND r.rolname !~ '^pg_'
       AND NOT EXISTS (SELECT FROM exempt e WHERE pg_has_role(r.oid, e.oid, 'USAGE'))
+      AND NOT coalesce((
+        SELECT bool_and(o.polpermissive)
+               AND bool_or(coalesce(pg_get_expr(o.polqual, o.polrelid), 'true') = 'true'
+                           AND coalesce(pg_get_expr(o.polwithcheck, o.polrelid), 'true') = 'true')
+        FROM pg_policy o
+        WHERE o.polrelid = t.oid
+          AND o.polcmd IN ('*', CASE p.privilege WHEN 'SELECT' THEN 'r' WHEN 'INSERT' THEN 'a'
+                                                 WHEN 'UPDATE' THEN 'w' ELSE 'd' END)
+          AND EXISTS (SELECT FROM unnest(o.polroles) m WHERE m = 0 OR pg_has_role(r.oid, m, 'USAGE'))), false)
       AND CASE WHEN r.rolcanlogin
           THEN has_schema_privilege(r.oid, 'public', 'USAGE')
                AND has_database_privilege(r.oid, current_database(), 'CONNECT')

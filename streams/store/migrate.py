@@ -17,7 +17,7 @@ import asyncpg
 
 from streams.store import derivation, indexes, prerequisites
 from streams.store.catalog import OBJECT_KINDS, UNREADABLE, Catalog, quoted, read_catalog
-from streams.store.locked_out import LockedOutRole, locked_out_roles
+from streams.store.locked_out import LockedOutRole, locked_out_roles, requirement
 from streams.store.locks import LockRetries, LockUnavailable, hold_advisory_lock
 from streams.store.owner_checks import other_triggers, restrictions
 from streams.store.reference import (
@@ -155,11 +155,12 @@ class _Migration:
         async with prerequisites.as_owner(connection, actor):
             catalog = await self._catalog()
             locked_out = await locked_out_roles(connection, catalog, actor.owner)
+            required = await requirement(connection, locked_out)
         _refuse_newer(catalog)
         await prerequisites.refuse_foreign(self.runner.connection, catalog, self._statements, actor.owner)
         prerequisites.check_columns(catalog, self._statements)
         await self._refuse_restrictions(catalog)
-        self._ask(catalog, actor, locked_out, consent=consent)
+        self._ask(catalog, actor, locked_out, required, consent=consent)
         self.runner.phase("extension, roles, rights")
         await prerequisites.ensure_prerequisites(self.runner, actor)
         await self._act_as(actor)
@@ -210,6 +211,7 @@ class _Migration:
         catalog: Catalog,
         actor: prerequisites.Actor,
         locked_out: Sequence[LockedOutRole],
+        required: str,
         *,
         consent: bool,
     ) -> None:
@@ -223,6 +225,8 @@ class _Migration:
             )
         if locked_out:
             reasons.append("row-level security would be enabled on tables that contain rows:")
+            if required and not consent:  # with consent, this run provides it
+                reasons.append(f"  first run {required}")
             reasons += [f"  {role}" for role in locked_out]
         if self.runner.dry_run:
             for reason in reasons:

@@ -513,9 +513,6 @@ async def test_roles_that_would_see_fewer_rows_are_listed_and_nothing_is_done_wi
         )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a role is missing for the SQL, and its policies are not taken into account"
-)
 async def test_roles_that_would_lose_access_keep_it_once_the_sql_has_run() -> None:
     """On a server of its own, which has no roles of ours yet."""
     with EmbeddedPostgres() as server:
