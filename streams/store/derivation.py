@@ -4,6 +4,7 @@ The functions `anabranch_stale_…` of the reference schema list rows that diffe
 `anabranch_rebuild_…` repair a given set of rows. Only the tables' owner may call them.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ __all__ = ["Difference", "differences", "rebuild"]
 BATCH_SECONDS: Final = 0.2
 _FIRST_BATCH: Final = 50
 _MAX_BATCH: Final = 10_000
+#: After a batch that took too long, in seconds.
+_PAUSE: Final = 0.1
 # Even with a running back end, the second pass finds nothing: the back end's writes fire the triggers.
 _MAX_PASSES: Final = 5
 
@@ -148,6 +151,8 @@ async def _rebuild(runner: Runner, query: str, weighted: Sequence[tuple[UUID, in
             batches.record_duration(time.monotonic() - began)
         else:
             batches.halve()
+            # Whoever waits for one of these rows goes first: it has to wake up before it can lock the row.
+            await asyncio.sleep(_PAUSE)
 
 
 class _Batches:
