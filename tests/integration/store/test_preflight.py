@@ -116,6 +116,51 @@ async def test_what_is_wrong_is_found(
     assert [f for f in found if f.check == check and f.level == level and says in f.detail], found
 
 
+@pytest.mark.xfail(strict=True, reason="the types of columns that are only returned are not checked")
+@pytest.mark.parametrize(
+    ("table", "column", "type_", "expected"),
+    [
+        *(
+            ("document_chunks", column, type_, "integer")
+            for column in ("page", "chunk_position", "token_count")
+            for type_ in ("text", "numeric", "bigint")
+        ),
+        *(
+            ("document_chunks", column, "jsonb", "text")
+            for column in ("section", "chunk_type", "text_content")
+        ),
+        *(
+            ("documents", column, "jsonb", "text")
+            for column in ("title", "source_url", "file_description", "document_type")
+        ),
+    ],
+)
+async def test_a_column_whose_values_results_cannot_carry_is_found(
+    database: Database, table: str, column: str, type_: str, expected: str
+) -> None:
+    """Else every event that finds such a row fails with `internal_error`."""
+    using = f"to_jsonb({column})" if type_ == "jsonb" else f"{column}::{type_}"
+    drop_index = f"DROP INDEX IF EXISTS {table}_{column}"
+    await execute(
+        database.owner, f"{drop_index}; ALTER TABLE {table} ALTER {column} TYPE {type_} USING {using}"
+    )
+    difference = f"{table}.{column} is {type_}, not {expected}"
+    (found,) = [finding for finding in await problems(database.worker) if finding.check == "columns"]
+    assert (found.level, found.detail) == ("unready", f"column {difference}")
+    with pytest.raises(MigrationError, match=difference):
+        await migrate(database.owner, principals_setting=SETTING)
+
+
+async def test_columns_of_a_narrower_type_are_accepted(database: Database) -> None:
+    await execute(
+        database.owner,
+        "ALTER TABLE document_chunks ALTER page TYPE smallint, ALTER token_count TYPE smallint,"
+        " ALTER chunk_type TYPE varchar(20), ALTER text_content TYPE varchar;"
+        "ALTER TABLE documents ALTER title TYPE varchar(200), ALTER document_type TYPE varchar(20)",
+    )
+    assert await problems(database.worker) == []
+
+
 @pytest.mark.parametrize(
     "damage",
     [
