@@ -51,15 +51,30 @@ TABLES: Final = (*BASE_TABLES, "access_sets", "chunk_topics", "chunk_metadata")
 #: The tables that only the owner's functions and operators use.
 INTERNAL_TABLES: Final = ("access_locks", VERSION_TABLE)
 
-#: The columns that the triggers and searches need in existing tables.
+#: The columns that the triggers, searches and results need in existing tables.
 COLUMN_TYPES: Final = {
-    "documents": {"id": "uuid", "session_id": "uuid", "metadata": "jsonb", "access_set_id": "bigint"},
+    "documents": {
+        "id": "uuid",
+        "session_id": "uuid",
+        "title": "text",
+        "source_url": "text",
+        "file_description": "text",
+        "document_type": "text",
+        "metadata": "jsonb",
+        "access_set_id": "bigint",
+    },
     "document_chunks": {
         "id": "uuid",
         "document_id": "uuid",
         "session_id": "uuid",
         "parent_chunk_id": "uuid",
         "related_topic_ids": "uuid[]",
+        "chunk_type": "text",
+        "chunk_position": "integer",
+        "text_content": "text",
+        "token_count": "integer",
+        "page": "integer",
+        "section": "text",
         "coordinates": "jsonb",
         "metadata": "jsonb",
         "embedding": "vector(768)",
@@ -225,7 +240,11 @@ def _expressions() -> dict[str, tuple[list[str], str]]:
 
 def is_compatible_type(found: str, expected: str) -> bool:
     """Whether a column of one type can be used as another."""
-    return found == expected or (expected == "text" and found.startswith("character varying"))
+    return (
+        found == expected
+        or (expected == "text" and found.startswith("character varying"))
+        or (expected == "integer" and found == "smallint")
+    )
 
 
 # Comparison: with the search_path pg_catalog, PostgreSQL prints the schema of everything that is not in pg_catalog.

@@ -116,7 +116,6 @@ async def test_what_is_wrong_is_found(
     assert [f for f in found if f.check == check and f.level == level and says in f.detail], found
 
 
-@pytest.mark.xfail(strict=True, reason="the types of columns that are only returned are not checked")
 @pytest.mark.parametrize(
     ("table", "column", "type_", "expected"),
     [
