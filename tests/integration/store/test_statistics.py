@@ -19,7 +19,7 @@ import pytest
 from streams.cli import stats as view
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import migrate
-from streams.store.postgres import _coordinates
+from streams.store.postgres import _coordinates, _token_count
 from streams.store.reference import TABLES
 from streams.store.statistics import Statistics, StatisticsError, collect
 from streams.terminal import Console
@@ -171,7 +171,7 @@ def odd_corpus(seed: int, *, documents: int = 90, chunks: int = 700) -> Corpus:
                 related_topic_ids=rng.choices(topics, k=rng.randrange(4)),
                 chunk_type=some("theory", "problem"),
                 chunk_position=rng.choice([None, 0, number]),
-                token_count=rng.choice([None, -1, 0, 120]),
+                token_count=rng.choice([None, -1, 0, 120, 2_000_000, 2_000_001, 2**31 - 1]),
                 page=rng.choice([None, 0, 3]),
                 section=some("2.1"),
                 coordinates=rng.choice([None, {}, {"x0": 1.5}, {"x0": "1"}, [1]]),
@@ -210,7 +210,7 @@ def expected_fields(corpus: Corpus) -> list[dict[str, Any]]:
     rules: dict[str, Callable[[Any], bool]] = {
         "metadata": lambda value: not isinstance(value, dict | None),
         "coordinates": lambda value: value is not None and _coordinates(json.dumps(value))[1],
-        "token_count": lambda value: value is not None and value < 0,
+        "token_count": lambda value: _token_count(value)[1],
     }
     names: dict[str, tuple[Iterable[Any], str]] = {
         "documents": (
@@ -335,6 +335,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
+@pytest.mark.xfail(strict=True, reason="a token count above the limit counts as valid")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_every_figure_is_what_plain_counting_gives(database: Database, seed: int) -> None:
     corpus = odd_corpus(seed)
@@ -498,6 +499,7 @@ async def test_missing_invalid_and_renamed_indexes(database: Database) -> None:
 # Who may count
 
 
+@pytest.mark.xfail(strict=True, reason="a token count above the limit counts as valid")
 async def test_whoever_sees_every_row_counts_the_same(postgres: PostgresServer, database: Database) -> None:
     corpus = odd_corpus(5, documents=20, chunks=40)
     await load(database.writer, corpus)
