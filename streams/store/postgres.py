@@ -25,7 +25,7 @@ from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
 from streams.store.error_translation import translate
 from streams.store.reference import inline_functions
 
-__all__ = ["PooledConnection", "PostgresStore"]
+__all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ _OVERFETCH_FACTOR = 4
 _MAX_EXTRA_ROWS = 1000
 
 
-# A larger stored token count is an error: it would mean about ten megabytes of text. A result has at most a thousand
-# passages, so with this limit their sum, including headers, fits the contract's int32.
-_MAX_TOKEN_COUNT = 2_000_000
+#: A larger stored token count is an error: it would mean about ten megabytes of text. A result has at most a thousand
+#: passages, so with this limit their sum, including headers, fits the contract's int32.
+MAX_TOKEN_COUNT = 2_000_000
 
 
 _FRAGMENT = re.compile(r"SELECT \$fragment\$\n(.*)\n\$fragment\$ AS (\w+) \\gset", re.DOTALL)
@@ -411,7 +411,7 @@ def _passage(row: asyncpg.Record) -> StoredPassage:
 
 def _token_count(stored: int | None) -> tuple[int | None, bool]:
     """The stored token count, or None if it is missing or invalid; and whether it is invalid."""
-    if stored is None or 0 <= stored <= _MAX_TOKEN_COUNT:
+    if stored is None or 0 <= stored <= MAX_TOKEN_COUNT:
         return stored, False
     return None, True
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from streams.store.catalog import Catalog, Connection, quoted, read_catalog
+from streams.store.postgres import MAX_TOKEN_COUNT
 from streams.store.reference import TABLES, Statement, normalized_index, reference
 from streams.store.verification import Difference, NotVerified, hidden_tables, verify
 
@@ -497,8 +498,8 @@ _CHUNKS: Final = """
            count(*) FILTER (WHERE section <> '') AS section,
            count(*) FILTER (WHERE coordinates_kind = 'object' AND coordinates <> '{}') AS coordinates,
            count(*) FILTER (WHERE coordinates_kind = 'malformed') AS coordinates_malformed,
-           count(*) FILTER (WHERE token_count >= 0) AS token_count,
-           count(*) FILTER (WHERE token_count < 0) AS token_count_malformed,
+           count(*) FILTER (WHERE token_count BETWEEN 0 AND {max_tokens}) AS token_count,
+           count(*) FILTER (WHERE token_count NOT BETWEEN 0 AND {max_tokens}) AS token_count_malformed,
            count(session_id) AS session_id,
            count(*) FILTER (WHERE jsonb_typeof(metadata) = 'object' AND metadata <> '{}') AS metadata,
            count(*) FILTER (WHERE jsonb_typeof(metadata) NOT IN ('object', 'null')) AS metadata_malformed
@@ -510,7 +511,7 @@ _CHUNKS: Final = """
       THEN 'object'
       WHEN coordinates IS NOT NULL THEN 'malformed'
     END) AS judged (coordinates_kind)
-"""
+""".replace("{max_tokens}", str(MAX_TOKEN_COUNT))
 _OUT_OF_LINE: Final = "count(pg_column_toast_chunk_id(embedding))"
 _SERVER_WITH_DETAILS: Final = 17
 

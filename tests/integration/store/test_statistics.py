@@ -335,7 +335,6 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-@pytest.mark.xfail(strict=True, reason="a token count above the limit counts as valid")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_every_figure_is_what_plain_counting_gives(database: Database, seed: int) -> None:
     corpus = odd_corpus(seed)
@@ -499,7 +498,6 @@ async def test_missing_invalid_and_renamed_indexes(database: Database) -> None:
 # Who may count
 
 
-@pytest.mark.xfail(strict=True, reason="a token count above the limit counts as valid")
 async def test_whoever_sees_every_row_counts_the_same(postgres: PostgresServer, database: Database) -> None:
     corpus = odd_corpus(5, documents=20, chunks=40)
     await load(database.writer, corpus)
