@@ -8,4 +8,3 @@ DROP FUNCTION IF EXISTS
   public.anabranch_derive_metadata(uuid[]), public.anabranch_need_read_committed(text),
   public.anabranch_wrong_documents(), public.anabranch_wrong_chunks(), public.anabranch_wrong_topics(),
   public.anabranch_wrong_metadata(), public.anabranch_derive_anew();
-UPDATE public.anabranch_schema SET oldest_worker = 2 WHERE version = 2;
