@@ -27,6 +27,7 @@ from streams.store.reference import (
 )
 
 __all__ = [
+    "INDEX_DEFINITION",
     "OBJECT_KINDS",
     "UNREADABLE",
     "Catalog",
@@ -352,16 +353,21 @@ _COLUMNS: Final = """
     WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
-_INDEXES: Final = """
+#: The method and columns of the index `c`, in SQL; without its name and parameters, and without a predicate.
+INDEX_DEFINITION: Final = (
+    "regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')"
+)
+
+_INDEXES: Final = f"""
     SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
-           regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition,
+           {INDEX_DEFINITION} AS definition,
            i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)' AS usable
     FROM pg_index i
     JOIN pg_class c ON c.oid = i.indexrelid
     JOIN pg_class t ON t.oid = i.indrelid
     WHERE i.indrelid = ANY ($1::oid[])
     ORDER BY c.relname
-"""
+"""  # noqa: S608  # constant names
 
 _FUNCTIONS: Final = """
     SELECT f.proname::text AS name, pg_get_function_identity_arguments(f.oid) AS signature,

@@ -1,6 +1,6 @@
 """Builds indexes on tables in use: concurrently if there are rows, and one partition at a time."""
 
-from streams.store.catalog import Catalog
+from streams.store.catalog import INDEX_DEFINITION, Catalog
 from streams.store.reference import Statement, normalized_index
 from streams.store.runner import Runner
 
@@ -84,12 +84,12 @@ _PARTITIONS = """
     ORDER BY p.level, c.oid
 """
 
-_INDEX = """
+_INDEX = f"""
     SELECT format('%I.%I', n.nspname, c.relname) AS name, i.indisvalid AS valid,
-           regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '') AS definition
+           {INDEX_DEFINITION} AS definition
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relname = $2
-"""
+"""  # noqa: S608  # constant names
 
 _ATTACHED = """
     SELECT FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
