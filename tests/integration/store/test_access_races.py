@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from streams.store.migrate import migrate
+from tests.conftest import SETTING
 from tests.integration.access_oracle import (
     assert_derived_is_true,
     chunk,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-SETTING = "anabranch.principals"
 Pair = tuple["Connection", "Connection", "Connection", "Connection"]
 
 

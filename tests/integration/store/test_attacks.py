@@ -17,6 +17,7 @@ from streams.store.locks import LockRetries, LockUnavailable
 from streams.store.migrate import ConsentRequired, MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.runner import Runner
+from tests.conftest import SETTING
 from tests.integration.access_oracle import (
     chunk,
     document,
@@ -31,7 +32,6 @@ from tests.integration.connections import connected, execute
 if TYPE_CHECKING:
     from tests.conftest import Database, PostgresServer
 
-SETTING = "anabranch.principals"
 PARTITIONED = """
     CREATE TABLE documents (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), title text) PARTITION BY HASH (id);
     CREATE TABLE document_chunks (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), document_id uuid NOT NULL,

@@ -14,12 +14,12 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.reference import InvalidReference, check_setting_name, reference
+from tests.conftest import SETTING
 from tests.integration.connections import connected, execute, problems
 
 if TYPE_CHECKING:
     from tests.conftest import Database, PostgresServer
 
-SETTING = "anabranch.principals"
 SQL = Path(__file__).parents[3] / "schemas" / "postgres"
 VECTOR = "[" + ",".join(["1"] * 768) + "]"
 

@@ -12,12 +12,12 @@ import pytest
 from streams.store import preflight
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import Finding, inspect
+from tests.conftest import SETTING
 from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
     from tests.conftest import Database, PostgresServer
 
-SETTING = "anabranch.principals"
 
 CHECKS = {
     "server", "extension", "tables", "columns", "role", "privileges", "row_level_security", "policies",

@@ -23,6 +23,7 @@ from streams.store.postgres import _coordinates, _token_count
 from streams.store.reference import TABLES
 from streams.store.statistics import Statistics, StatisticsError, collect
 from streams.terminal import Console
+from tests.conftest import SETTING
 from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.oracle import merged_metadata
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Database, PostgresServer
 
-SETTING = "anabranch.principals"
 
 WANTED = {
     "access_sets_digest": "btree (digest)",

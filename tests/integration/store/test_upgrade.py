@@ -24,6 +24,7 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
 from streams.store.verification import verify
+from tests.conftest import SETTING
 from tests.integration.connections import connected, execute, problems
 from tests.integration.harness import until
 from tests.integration.store.waits import LONGEST_SECONDS, fill, measure
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SETTING = "anabranch.principals"
 #: The last commit of version 1.
 FIRST_RELEASE = "b3b3472"
 VERSION_1 = Path(__file__).with_name("schema_version_1.sql")

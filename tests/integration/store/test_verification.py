@@ -15,6 +15,7 @@ import pytest
 
 from streams.store.migrate import migrate
 from streams.store.verification import Difference, verify
+from tests.conftest import SETTING
 from tests.integration.connections import connected, execute
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SETTING = "anabranch.principals"
 DOCUMENT = "00000000-0000-0000-0000-000000000001"
 ROWS = """
     INSERT INTO documents (id, title, metadata)
