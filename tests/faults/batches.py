@@ -14,7 +14,7 @@ from tests.accounting import Asked
 from tests.faults.fault import Fault
 from tests.faults.load import Event, good_events
 from tests.faults.stack import CONCURRENCY, Stack
-from tests.integration.harness import PARTITIONS
+from tests.integration.harness import PARTITIONS, until
 
 __all__ = ["FAULTS"]
 
@@ -49,6 +49,7 @@ async def every_codec(stack: Stack) -> None:
 
 async def damage(stack: Stack) -> None:
     """Batches that come damaged from the broker: once, three times, or each time."""
+    names: set[str] = set()
     words = {b"%032x" % stack.rng.getrandbits(128): times for times in (1, 3 * 3, math.inf, math.inf)}
     for proxy in stack.cluster.proxies:
         proxy.damaged.update(words)
@@ -56,9 +57,14 @@ async def damage(stack: Stack) -> None:
         events = [*islice(good_events(), 3)]
         if times == math.inf:
             events = [_expecting("unreadable_batch") for _ in events]
+        names |= {event.asked.name for event in events}
         partition = stack.rng.randrange(PARTITIONS)
         await stack.load.send_batch(events, partition, headers=[(_MARK, word)])
-    await asyncio.sleep(5)
+    await until(
+        lambda: not (names - stack.answered),
+        lambda: f"{len(names - stack.answered)} events of damaged batches are unanswered",
+        seconds=60,
+    )
     for proxy in stack.cluster.proxies:
         proxy.damaged.clear()
 

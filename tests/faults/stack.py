@@ -283,6 +283,12 @@ class Stack:
         assert len(seconds) > 20, f"only {len(seconds)} answers since"
         return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
 
+    @property
+    def answered(self) -> set[str]:
+        """The names of all events that have an answer."""
+        came = [*self.output_reader.results, *self.output_reader.dead_letters]
+        return {name for record in came for name in names_of(record, self.load.places)}
+
     async def reported_lag(self) -> float:
         """The sum of what the workers report."""
         return sum([(await worker.scrape()).total("anabranch_consumer_lag") for worker in self.members])
@@ -422,13 +428,11 @@ class Stack:
         await self.load.finish()
         deadline = time.monotonic() + seconds
         silent_since, seen, state = time.monotonic(), 0, ""
-        answered: set[str] = set()
         while True:
-            came = [*self.output_reader.results, *self.output_reader.dead_letters]
-            if len(came) > seen:
-                silent_since, seen = time.monotonic(), len(came)
-            answered = {name for record in came for name in names_of(record, self.load.places)}
-            missing = self.load.acknowledged - answered - self.replaceable
+            came = len(self.output_reader.results) + len(self.output_reader.dead_letters)
+            if came > seen:
+                silent_since, seen = time.monotonic(), came
+            missing = self.load.acknowledged - self.answered - self.replaceable
             lag, reported = -1, await self.reported_lag()
             with suppress(KafkaError, TimeoutError):
                 lag = await self.lag()

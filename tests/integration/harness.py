@@ -43,6 +43,8 @@ __all__ = [
     "anabranch",
     "as_avro",
     "as_json",
+    "check_end",
+    "command_seconds",
     "event_id_of",
     "events",
     "free_port",
@@ -69,6 +71,10 @@ _CLOCKS = {
     "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
     "ANABRANCH_LOG_FORMAT": "console",
 }
+# What the issue promises beyond the grace period.
+_END_MARGIN_SECONDS = 5.0
+# The shortest command takes a third of a second; a machine on which it takes longer than this is slow.
+_SLOW_COMMAND_SECONDS = 0.75
 
 
 # Topics
@@ -331,6 +337,13 @@ def anabranch(
     )
 
 
+def command_seconds() -> float:
+    """How long the shortest command takes: a measure of how fast this machine is at the moment."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "streams", "--version"], cwd=_ROOT, capture_output=True, check=True)
+    return time.monotonic() - began
+
+
 def start_anabranch(*arguments: str, channel: Channel) -> subprocess.Popen[str]:
     """The same, not waited for; its output is piped."""
     return subprocess.Popen(
@@ -485,6 +498,18 @@ class Worker:
         """Whatever state it is in."""
         if self.process.poll() is None:
             self.kill()
+
+
+def check_end(worker: Worker, code: int, seconds: float, *, grace_seconds: float) -> None:
+    """Checks that a worker ended in time after SIGTERM, with exit code 0.
+
+    On a slow machine the cleanup may take longer than the time limit, which ends the worker with exit code 1, in time.
+    """
+    assert seconds < grace_seconds + _END_MARGIN_SECONDS, f"ended {seconds:.1f} s after SIGTERM"
+    if code == 1 and "forcing exit" in worker.log:
+        assert command_seconds() > _SLOW_COMMAND_SECONDS, f"the shutdown hung:\n{worker.log[-4000:]}"
+    else:
+        assert code == 0, f"exit code {code} after SIGTERM\n{worker.log[-4000:]}"
 
 
 def free_port() -> int:

@@ -19,7 +19,16 @@ from streams.wire.deadletter import error_headers
 from tests.batches import CODEC_IDS, Record, batch, gzipped, produce, zstd_repeated, zstd_stored
 from tests.conftest import Database, PostgresServer
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
-from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, as_json, query
+from tests.integration.harness import (
+    Channel,
+    OutputReader,
+    Worker,
+    anabranch,
+    as_avro,
+    as_json,
+    query,
+    until,
+)
 
 VECTOR = unit_vectors(1, 1)[0]
 
@@ -290,10 +299,15 @@ async def test_large_events_of_many_partitions_do_not_while_the_store_is_away(
         async with memory_of(worker) as memory:
             for number in range(20 * partitions):
                 await produce(channel.producer, name, number % partitions, large)
+            await until(
+                lambda: worker.process.poll() is not None or max(memory) > memory[0] + 100 * MIB,
+                lambda: f"{max(memory) // MIB} MiB resident",
+                seconds=120,
+            )
             await asyncio.sleep(20)
     figures(
         f"240 events of {LIMIT // MIB} MiB on {partitions} partitions, store away:"
         f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
     )
     assert worker.process.poll() is None
-    assert memory[0] + 100 * MIB < max(memory) < MEMORY_LIMIT
+    assert max(memory) < MEMORY_LIMIT
