@@ -1,6 +1,7 @@
 """Batches as a consumer of ours reads them, beside what aiokafka makes of them."""
 
 import itertools
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzipped, "
 PLACE = TopicPartition("topic", 2)
 THEIRS = fetcher.PartitionRecords
 LIMIT = 100_000
+MAX_HEADERS = 10_000
+EMPTY = ("", b"")  # two bytes on the wire, a hundred in memory
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +181,46 @@ def test_an_allowance_leaves_the_rest_for_later() -> None:
         found, at = read(_Records(log), at)
         read_at_once.append([offset for offset, *_ in found])
     assert read_at_once == [[40, 41], [42, 43], [44, 45], [46, 47], [48, 49]]
+
+
+@pytest.mark.xfail(strict=True, reason="headers are not counted")
+@pytest.mark.parametrize("headers", [[("name", b"h" * 1000)], [EMPTY] * 10], ids=["large", "many"])
+def test_an_allowance_covers_headers(headers: list[tuple[str, bytes]]) -> None:
+    budget = ReadBudget(3_000)
+    patch_fetcher(LIMIT, budget)
+    log = batch([(None, None, headers)] * 4, first=40)
+    at, read_at_once = 40, []
+    while at < 44:
+        budget.renew()
+        found, at = read(_Records(log), at)
+        read_at_once.append([offset for offset, *_ in found])
+    assert read_at_once == [[40, 41], [42, 43]]
+
+
+@pytest.mark.xfail(strict=True, reason="a record may have any number of headers")
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["x", Name("x")], ids=["good name", "bad name"])
+def test_a_record_with_too_many_headers_is_represented_at_once(codec: str, name: str) -> None:
+    patch_fetcher(LIMIT, max_headers=MAX_HEADERS)
+    for excess in (0, 1):
+        records = [
+            (b"k", b"v", [(name, b"")]),
+            (b"k", b"v" * 1000, [EMPTY] * (MAX_HEADERS + excess)),
+            (b"k", b"v", []),
+        ]
+        log = batch(records, codec, CODECS[codec], first=40) + of(43, ["x"])
+        tracemalloc.start()
+        found, at = read(_Records(log), 40)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert at == 44
+        if excess:
+            (first, *_), (placeholder, value), (behind, *_) = found
+            assert (first, placeholder, behind) == (40, 42, 43)
+            assert (value.error.code, value.first, value.last) == ("record_too_large", 41, 42)
+            assert peak < 1024 * 1024
+        else:
+            assert [offset for offset, *_ in found] == [40, 41, 42, 43]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -178,6 +179,7 @@ async def test_a_tail_passes_over_what_cannot_be_read(channel: Channel) -> None:
 
 
 MIB = 1024 * 1024
+MAX_HEADERS = 10_000
 LIMIT = 8 * MIB  # ANABRANCH_MAX_INFLATED_BYTES where nobody sets it
 MEMORY_LIMIT = 512 * MIB  # of the manifests
 
@@ -202,6 +204,8 @@ async def memory_of(worker: Worker) -> AsyncIterator[list[int]]:
 
 def bomb(codec: str, size: int) -> bytes:
     """A batch with one event that inflates to so many bytes and a few."""
+    if codec == "headers":
+        return batch([(None, b"", [("", b"")] * (size // 2))], "gzip", gzipped)
     compress = {
         "gzip": gzipped,
         "snappy": snappy_encode,
@@ -214,6 +218,7 @@ def bomb(codec: str, size: int) -> bytes:
 @pytest.mark.parametrize(
     "broker", ["embedded"], indirect=True
 )  # Apache Kafka inflates each before it takes it
+@pytest.mark.xfail(strict=True, reason="headers are neither counted nor limited")
 async def test_bombs_do_not_fill_the_memory(
     database: Database,
     channel: Channel,
@@ -224,7 +229,7 @@ async def test_bombs_do_not_fill_the_memory(
     await load(database.writer, tiny_corpus())
     worker = start_worker(database.worker)
     await worker.until_ready()
-    sizes = {"gzip": 300 * MIB, "zstd": 1024 * MIB, "lz4": 32 * MIB, "snappy": 16 * MIB}
+    sizes = {"gzip": 300 * MIB, "zstd": 1024 * MIB, "lz4": 32 * MIB, "snappy": 16 * MIB, "headers": 7 * MIB}
     bombs = [await asyncio.to_thread(bomb, codec, size) for codec, size in sizes.items()]
     asked = set()
     async with memory_of(worker) as memory:
@@ -235,12 +240,12 @@ async def test_bombs_do_not_fill_the_memory(
             asked.add(event["event_id"])
             await channel.send(as_avro(event), partition=number % 3)
         await output_reader.until_answered(asked, seconds=60)
-        await output_reader.until(dead_letters=400)
+        await output_reader.until(dead_letters=100 * len(bombs))
     assert {dead_letter.value for dead_letter in output_reader.dead_letters} == {b""}
     codes = {dict(dead_letter.headers)["anabranch.error.code"] for dead_letter in output_reader.dead_letters}
     assert codes == {b"record_too_large"}
     figures(
-        f"400 bombs of {', '.join(f'{len(made):,}' for made in bombs)} bytes:"
+        f"{100 * len(bombs)} bombs of {', '.join(f'{len(made):,}' for made in bombs)} bytes:"
         f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
     )
     assert max(memory) < MEMORY_LIMIT
@@ -254,24 +259,28 @@ async def test_events_that_inflate_to_just_the_limit_do_not_either(
     start_worker: Callable[..., Worker],
     figures: Callable[[str], None],
 ) -> None:
-    """Dead letters whole, and batches of many thousand records that ask nothing."""
+    """Dead letters whole, batches of many thousand records that ask nothing, and events with many headers."""
     await load(database.writer, tiny_corpus())
     worker = start_worker(database.worker)
     await worker.until_ready()
     overhead = len(batch([(b"key", b"\0" * LIMIT, [])])) - LIMIT - len(batch([]))
     largest = batch([(b"key", b"\0" * (LIMIT - overhead), [])], "gzip", gzipped)
     many = batch([(None, None, [])] * 30_000, "gzip", gzipped)
+    headers = batch([(None, b"", [("", b"")] * (MAX_HEADERS - 100))] * 50, "gzip", gzipped)
     asked = set()
     async with memory_of(worker) as memory:
         await produce(channel.producer, channel.input, 0, many)
+        for partition in range(3):
+            await produce(channel.producer, channel.input, partition, headers)
         for number in range(100):
             await produce(channel.producer, channel.input, number % 3, largest)
             event = query(VECTOR)
             asked.add(event["event_id"])
             await channel.send(as_avro(event), partition=number % 3)
         await output_reader.until_answered(asked, seconds=240)
-        await output_reader.until(dead_letters=100)
-    assert {len(dead_letter.value or b"") for dead_letter in output_reader.dead_letters} == {LIMIT - overhead}
+        await output_reader.until(dead_letters=250)
+    sizes = Counter(len(dead_letter.value or b"") for dead_letter in output_reader.dead_letters)
+    assert sizes == {LIMIT - overhead: 100, 0: 150}
     figures(
         f"100 events of {LIMIT - overhead:,} bytes in {len(largest):,} and 30,000 tombstones in {len(many):,}:"
         f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
