@@ -5,13 +5,14 @@ every reader of the partition. It also decompresses batches without a size limit
 
 - A batch that cannot be read is fetched again three times, because it may have been damaged in transit. Then one
   record with the value `Unreadable` replaces it.
-- A batch that decompresses to more than the limit is replaced at once; the memory is never allocated.
+- A batch that decompresses to more than the limit is replaced at once; the memory is never allocated. So is a batch
+  from a record on that has too many headers: an empty one takes two bytes in the batch, and about a hundred in memory.
 - Header names that are not UTF-8 (brokers accept any bytes, clients expect text) are escaped (``\xff``).
 """
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -26,12 +27,15 @@ from streams.broker.aiokafka_internals import PartitionRecords, TolerantBatch, r
 from streams.broker.compression import CODECS, inflate_into
 from streams.core.errors import RecordTooLarge, TerminalError, UnreadableBatch
 
-__all__ = ["MAX_INFLATED_BYTES", "ReadBudget", "Unreadable", "patch_fetcher"]
+__all__ = ["MAX_HEADERS", "MAX_INFLATED_BYTES", "ReadBudget", "Unreadable", "memory_bytes", "patch_fetcher"]
 
 logger = logging.getLogger(__name__)
 
 MAX_INFLATED_BYTES = 64 * 1024 * 1024
 """The limit for readers of what workers have written: larger than any topic's limit."""
+
+MAX_HEADERS = 10_000
+"""Maximum number of a record's headers. Readers of what workers have written accept more, because workers add some."""
 
 _MAX_REFETCHES = 3
 
@@ -48,19 +52,41 @@ _LEGACY_ATTRIBUTES_AT = 17
 # Most batches decompress to less than this multiple of their size, so they are decompressed once.
 _USUAL_RATIO = 16
 _MIN_BUFFER_BYTES = 64 * 1024
-# Memory overhead of a record in addition to its key and value.
+# Memory overhead of a record, and of each header, in addition to their bytes.
 _RECORD_BYTES = 512
+_HEADER_BYTES = 100
+_MIN_ENCODED_HEADER_BYTES = 2  # the lengths of its name and its value
+_MAX_VARINT_BYTES = 10
 
 
-def patch_fetcher(max_inflated_bytes: int = MAX_INFLATED_BYTES, budget: "ReadBudget | None" = None) -> None:
+def memory_bytes(key: bytes | None, value: object, headers: Collection[tuple[str, bytes | None]]) -> int:
+    """About how much memory a record takes."""
+    return (
+        _RECORD_BYTES
+        + len(key or b"")
+        + (len(value) if isinstance(value, bytes) else 0)
+        + _HEADER_BYTES * len(headers)
+        + sum(len(name) + len(content or b"") for name, content in headers)
+    )
+
+
+def patch_fetcher(
+    max_inflated_bytes: int = MAX_INFLATED_BYTES,
+    budget: "ReadBudget | None" = None,
+    *,
+    max_headers: int = 2 * MAX_HEADERS,
+) -> None:
     """Make every consumer of this process read as described above. Call this before the first one starts.
 
     Args:
         max_inflated_bytes: maximum decompressed size of one batch.
         budget: limits what is read from all partitions until it is renewed; None: the same limit applies to each
             partition separately.
+        max_headers: maximum number of a record's headers.
     """
-    replace_fetched_records(_Records, partial(_PartitionRecords, _ReadAttempts(), max_inflated_bytes, budget))
+    replace_fetched_records(
+        _Records, partial(_PartitionRecords, _ReadAttempts(), max_inflated_bytes, budget, max_headers)
+    )
 
 
 class ReadBudget:
@@ -82,9 +108,7 @@ class ReadBudget:
         """Count a record; False if it has to wait."""
         if self._remaining <= 0:
             return False
-        self._remaining -= (
-            _RECORD_BYTES + max(0, record.serialized_key_size) + max(0, record.serialized_value_size)
-        )
+        self._remaining -= memory_bytes(record.key, record.value, record.headers)
         return True
 
 
@@ -205,12 +229,12 @@ class _Batch:
             int(first + last_delta) if records == last_delta + 1 and first <= at <= first + last_delta else at
         )
 
-    def records(self, opened: Any, max_inflated_bytes: int) -> Iterator[Any]:
+    def records(self, opened: Any, max_inflated_bytes: int, max_headers: int) -> Iterator[Any]:
         """The records of an opened batch.
 
         Raises:
             UnreadableBatch: it cannot be decompressed, or a record is malformed.
-            RecordTooLarge: it decompresses to more than the limit.
+            RecordTooLarge: it decompresses to more than the limit, or the next record has too many headers.
         """
         if self._is_legacy:
             if self._data[_LEGACY_ATTRIBUTES_AT] & _CODEC_BITS:
@@ -225,7 +249,7 @@ class _Batch:
         read = 0
         try:
             try:
-                for record in batch:
+                for record in _limit_headers(batch, plain, max_headers):
                     yield record
                     read += 1
             except (UnicodeDecodeError, CorruptRecordException) as error:
@@ -233,7 +257,7 @@ class _Batch:
                     error.__cause__, UnicodeDecodeError
                 ):
                     raise
-                yield from islice(TolerantBatch(plain), read, None)
+                yield from islice(_limit_headers(TolerantBatch(plain), plain, max_headers), read, None)
         except (CorruptRecordException, ValueError, IndexError, OverflowError) as error:
             raise UnreadableBatch("the batch's records are malformed") from error
 
@@ -258,6 +282,67 @@ class _Batch:
         return memoryview(buffer)[: _HEAD.size + size]
 
 
+def _limit_headers(batch: Iterable[Any], plain: memoryview, max_headers: int) -> Iterator[Any]:
+    """Yield a batch's records; aiokafka creates each only after its number of headers is checked.
+
+    Args:
+        batch: the records.
+        plain: the same batch as bytes, not compressed.
+        max_headers: maximum number of a record's headers.
+
+    Raises:
+        RecordTooLarge: the next record has more.
+    """
+    records = iter(batch)
+    at = _HEAD.size
+    while True:
+        if at < len(plain):
+            length, start = _read_varint(plain, at)
+            at = start + length
+            # Counting takes longer than reading the length, and most records are too short to have so many.
+            if (
+                length > _MIN_ENCODED_HEADER_BYTES * max_headers
+                and (count := _count_headers(plain, start)) > max_headers
+            ):
+                raise RecordTooLarge(f"a record has {count} headers; the maximum is {max_headers}")
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        yield record
+
+
+def _count_headers(plain: memoryview, at: int) -> int:
+    """The number of headers of the record at this place, behind its length.
+
+    Raises:
+        ValueError, IndexError: the record is malformed.
+    """
+    at += 1  # attributes
+    for _ in range(2):  # timestamp and offset
+        _, at = _read_varint(plain, at)
+    for _ in range(2):  # key and value
+        length, at = _read_varint(plain, at)
+        at += max(0, length)  # -1: null
+    count, _ = _read_varint(plain, at)
+    return count
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number in Kafka's variable-length encoding, and the place behind it.
+
+    Raises:
+        ValueError, IndexError: there is none.
+    """
+    number = 0
+    for position in range(_MAX_VARINT_BYTES):
+        byte = data[at + position]
+        number |= (byte & 0x7F) << 7 * position
+        if byte < 0x80:  # noqa: PLR2004  # the last byte
+            return number >> 1 ^ -(number & 1), at + position + 1
+    raise ValueError("too long")
+
+
 class _PartitionRecords(PartitionRecords):
     """Yields the records of one partition in a fetch response."""
 
@@ -266,11 +351,13 @@ class _PartitionRecords(PartitionRecords):
         attempts: _ReadAttempts,
         max_inflated_bytes: int,
         budget: ReadBudget | None,
+        max_headers: int,
         *args: Any,
         **kwargs: Any,
     ) -> None:
         self._attempts = attempts
         self._max_inflated_bytes = max_inflated_bytes
+        self._max_headers = max_headers
         self._budget = budget or ReadBudget(max_inflated_bytes)
         self._owns_budget = budget is None
         super().__init__(*args, **kwargs)
@@ -288,7 +375,9 @@ class _PartitionRecords(PartitionRecords):
             try:
                 opened = batch.open(check_crc=check_crc)
                 for record in (
-                    () if self.is_skipped(opened) else batch.records(opened, self._max_inflated_bytes)
+                    ()
+                    if self.is_skipped(opened)
+                    else batch.records(opened, self._max_inflated_bytes, self._max_headers)
                 ):
                     if record.offset >= opened.next_offset:
                         raise UnreadableBatch("a record's offset is after the batch's last")  # noqa: TRY301  # ends this loop

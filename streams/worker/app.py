@@ -8,7 +8,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterable, Collection, Mapping, Sequence
-from itertools import chain
 from typing import Any, cast
 
 from faust.types import EventT
@@ -18,7 +17,7 @@ from streams.broker.compression import MISSING_CODECS, MISSING_CODECS_REMEDY, mi
 from streams.broker.connection import BrokerConnection
 from streams.broker.diagnosis import diagnose
 from streams.broker.publisher import Publisher
-from streams.broker.records import Unreadable
+from streams.broker.records import Unreadable, memory_bytes
 from streams.broker.topic_ids import TopicProbe
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.core.errors import StoreMisconfigured, TransientError
@@ -75,11 +74,7 @@ class _InputEvent:
             headers.items() if isinstance(headers, Mapping) else headers
         )
         self.read_at: float = message.fetched_at
-        self.size = sum(
-            len(part)
-            for part in (self.key, self.value, *chain.from_iterable(self.headers))
-            if isinstance(part, bytes | str)
-        )
+        self.size = memory_bytes(self.key, self.value, self.headers)
 
 
 class WorkerApp:

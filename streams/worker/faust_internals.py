@@ -36,7 +36,7 @@ from mode.types import ServiceT
 
 from streams.broker.aiokafka_internals import client_of, configure_consumer, coordinator_of
 from streams.broker.publisher import Publisher
-from streams.broker.records import ReadBudget, patch_fetcher
+from streams.broker.records import MAX_HEADERS, ReadBudget, patch_fetcher
 from streams.broker.topic_ids import topic_ids
 from streams.settings import Settings
 from streams.worker.shutdown import ShutdownDeadline
@@ -90,7 +90,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self._assignment_changed = True
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
-        patch_fetcher(self._max_inflated_bytes, self._budget)
+        patch_fetcher(self._max_inflated_bytes, self._budget, max_headers=MAX_HEADERS)
         self.thread_loop.set_exception_handler(_log_unless_kafka_error)
         consumer = super()._create_worker_consumer(transport)
         configure_consumer(

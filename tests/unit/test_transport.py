@@ -261,7 +261,6 @@ async def test_an_event_s_clock_starts_when_it_is_fetched(bench: Bench) -> None:
     assert _InputEvent(cast("EventT[Any]", SimpleNamespace(message=message))).read_at == 12.5
 
 
-@pytest.mark.xfail(strict=True, reason="only the headers' bytes are counted")
 def test_an_events_size_covers_what_its_headers_take_in_memory() -> None:
     message = SimpleNamespace(
         topic="queries",

@@ -218,7 +218,6 @@ def bomb(codec: str, size: int) -> bytes:
 @pytest.mark.parametrize(
     "broker", ["embedded"], indirect=True
 )  # Apache Kafka inflates each before it takes it
-@pytest.mark.xfail(strict=True, reason="headers are neither counted nor limited")
 async def test_bombs_do_not_fill_the_memory(
     database: Database,
     channel: Channel,
