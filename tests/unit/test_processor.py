@@ -722,3 +722,29 @@ async def test_a_replayed_event_has_no_age() -> None:
     await answered(bench, replace(record, headers=replayed))
     assert bench.count("anabranch_event_age_seconds_count") == 0
     assert bench.count("anabranch_event_duration_seconds_count", profile="extraction") == 1
+
+
+@pytest.mark.xfail(strict=True, reason="every event is decoded in the event loop")
+async def test_decoding_a_long_event_does_not_hold_up_the_others() -> None:
+    bench = Bench(Scripted())
+    padding = b"[" + b",".join([b"{}"] * 1_000_000) + b"]"
+    record = Record(json.dumps(event()).encode()[:-1] + b', "unknown": ' + padding + b"}")
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        last = perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, perf_counter() - last), perf_counter()
+
+    async with bench.preflight_passed():
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        began = perf_counter()
+        await bench.processor.handle(record)
+        seconds = perf_counter() - began
+        await asyncio.sleep(0.002)
+    watching.cancel()
+    assert bench.outcomes() == {"answered": 1}
+    assert longest < seconds / 2
