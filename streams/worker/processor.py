@@ -4,9 +4,11 @@ Belongs here: which error leads to a retry, and which to the dead-letter topic. 
 acknowledgement order, SQL. `handle` returns when the broker has acknowledged the result or the dead letter.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
@@ -49,6 +51,8 @@ logger = logging.getLogger(__name__)
 # An event is dead-lettered after this many failures.
 _MAX_TIMEOUTS = 3
 _MAX_DEFECTS = 3
+# Longer events are decoded in a thread: decoding megabytes of JSON may take longer than a second.
+_LONG_EVENT_BYTES = 256 * 1024
 
 Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes | None]]], Awaitable[None]]
 
@@ -138,6 +142,8 @@ class Processor:
         self._outage = outage
         self._waits = waits
         self._last_success = -1.0
+        # A single thread: a decoded event may take thirty times its size in memory until unknown fields are dropped.
+        self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
         self._back_off = wait_random_exponential(
             multiplier=2 * outage.base_seconds, min=outage.base_seconds, max=outage.max_seconds
         )
@@ -203,7 +209,7 @@ class Processor:
         metrics = self._metrics
         if tracker.decoded is None:
             clock = perf_counter()
-            query = self._codec.decode_query(value)
+            query = await self._decode(value)
             tracker.decoded = query, self._resolve_params(query)
             metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
         query, params = tracker.decoded
@@ -236,6 +242,13 @@ class Processor:
         await self._publish(self._output_topic, record.key, payload, record.headers)
         metrics.stage_duration.labels("publish").observe(perf_counter() - clock)
         self._count_answer(query, retrieved.result, record)
+
+    async def _decode(self, value: bytes) -> QueryEmbedding:
+        if len(value) <= _LONG_EVENT_BYTES:
+            return self._codec.decode_query(value)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoding, self._codec.decode_query, value
+        )
 
     def _resolve_params(self, query: QueryEmbedding) -> RetrievalParams:
         """Check what the contract cannot: this worker's profiles, its model, and the time.

@@ -724,7 +724,6 @@ async def test_a_replayed_event_has_no_age() -> None:
     assert bench.count("anabranch_event_duration_seconds_count", profile="extraction") == 1
 
 
-@pytest.mark.xfail(strict=True, reason="every event is decoded in the event loop")
 async def test_decoding_a_long_event_does_not_hold_up_the_others() -> None:
     bench = Bench(Scripted())
     padding = b"[" + b",".join([b"{}"] * 1_000_000) + b"]"
