@@ -308,6 +308,51 @@ async def test_offsets_of_a_deleted_topic_never_get_the_id_of_its_successor(
     assert await thread._seek_to_committed() == {HERE: None}
 
 
+@pytest.mark.xfail(strict=True, reason="they count as unknown until then, and the group rebalances again")
+@pytest.mark.parametrize(
+    ("answer", "known"), [({HERE.topic: "id"}, {HERE.topic: "id"}), (KafkaTimeoutError(), {})]
+)
+async def test_the_topics_ids_are_awaited_after_an_assignment(
+    monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, str] | KafkaTimeoutError, known: Mapping[str, str]
+) -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def topic_ids(*_: Any) -> Mapping[str, str]:
+        asked.set()
+        await answers.wait()
+        if isinstance(answer, KafkaTimeoutError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(faust_internals, "topic_ids", topic_ids)
+    consumer = Bench(monkeypatch).consumer
+    consumer._thread = thread = cast("Any", object.__new__(faust_internals._ConsumerThread))
+    thread.topic_ids = {}
+    thread.thread_loop = asyncio.get_running_loop()
+    thread.consumer = SimpleNamespace(threadsafe_partitions_assigned=AsyncMock())
+    thread._consumer = SimpleNamespace(
+        assignment=lambda: {HERE},
+        _client=None,
+        _coordinator=SimpleNamespace(fetch_committed_offsets=AsyncMock(return_value={})),
+        seek=lambda *_: None,
+    )
+
+    def ids() -> Any:
+        return consumer.topic_ids
+
+    for generation in (1, 2):
+        await thread.on_partitions_assigned({HERE}, generation)
+        assert ids() is None
+        seeking = asyncio.create_task(thread._seek_to_committed())
+        await asked.wait()
+        assert ids() is None
+        answers.set()
+        await seeking
+        assert ids() == known
+        asked.clear()
+        answers.clear()
+
+
 @pytest.mark.parametrize("leader", [None, -1])
 async def test_the_bounds_of_other_partitions_are_known_while_one_has_no_leader(leader: int | None) -> None:
     leaders = {HERE: 1, THERE: leader}
