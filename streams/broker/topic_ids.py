@@ -4,13 +4,16 @@ A topic that was deleted and created again has the same name but a different id;
 other. aiokafka requests metadata in a version that does not have ids yet.
 """
 
+import asyncio
+import logging
+import random
 from collections.abc import Collection, Mapping
 from io import BytesIO
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaConnectionError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import (
@@ -24,6 +27,8 @@ from aiokafka.protocol.types import (
 )
 
 __all__ = ["TopicProbe", "topic_ids"]
+
+logger = logging.getLogger(__name__)
 
 _NO_ID: Final = UUID(int=0)
 
@@ -113,15 +118,32 @@ class _TopicIdsRequest(Request[_TopicIdsStruct]):  # type: ignore[misc]  # aioka
         return request_struct_class([(_NO_ID, topic, {}) for topic in self._topics], False, False, {})  # noqa: FBT003  # positional fields
 
 
+# How long one broker may take to answer before the next one is asked.
+_NODE_SECONDS: Final = 5.0
+
+
 async def topic_ids(client: AIOKafkaClient, topics: Collection[str]) -> Mapping[str, str]:
     """Each existing topic's id; empty if the broker has no ids (before Kafka 3.1). Missing topics are omitted.
 
+    Brokers are asked in random order until one answers.
+
     Raises:
-        KafkaError: the broker is unreachable or rejects the request.
+        KafkaError: every broker is unreachable or rejects the request.
     """
-    node = client.get_random_node()
-    if node is None:
+    nodes = [broker.nodeId for broker in client.cluster.brokers()]
+    if not nodes:
         raise KafkaConnectionError("no broker is known")
+    random.shuffle(nodes)
+    for node in nodes[:-1]:
+        try:
+            async with asyncio.timeout(_NODE_SECONDS):
+                return await _topic_ids_from(client, node, topics)
+        except (KafkaError, OSError, TimeoutError) as error:
+            logger.debug("broker %s does not report topic ids (%s)", node, type(error).__name__)
+    return await _topic_ids_from(client, nodes[-1], topics)
+
+
+async def _topic_ids_from(client: AIOKafkaClient, node: int, topics: Collection[str]) -> Mapping[str, str]:
     response: Any
     try:
         response = await client.send(node, _TopicIdsRequest(topics))

@@ -87,6 +87,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self.committed: Mapping[TP, int] = {}
         self.topic_ids: Mapping[str, str] = {}
         """The topics' ids at the time of assignment, if the broker reported them; read from other threads."""
+        self.assigned_ids: Mapping[str, str] | None = None
+        """The same; None from an assignment until the broker has reported them or failed to."""
         self._assignment_changed = True
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
@@ -114,6 +116,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         self._assignment_changed = True
+        self.assigned_ids = None
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
@@ -216,6 +219,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
                 self.topic_ids = await topic_ids(client_of(consumer), {tp.topic for tp in partitions})
             except (KafkaError, OSError, TimeoutError):
                 self.topic_ids = {}  # the topic watch makes the member rejoin
+            self.assigned_ids = self.topic_ids
         fetched = await coordinator_of(consumer).fetch_committed_offsets(partitions)
         found = {tp: self._valid_offset(tp, fetched.get(tp)) for tp in partitions}
         for tp, offset in found.items():
@@ -412,9 +416,12 @@ class Consumer(driver.Consumer):
         """No-op: Faust would enumerate every offset in the gap."""
 
     @property
-    def topic_ids(self) -> Mapping[str, str]:
-        """The topics' ids at the time of assignment, if the broker reported them; an id is empty if it has none."""
-        return self._thread.topic_ids
+    def topic_ids(self) -> Mapping[str, str] | None:
+        """The topics' ids at the time of assignment, if the broker reported them; an id is empty if it has none.
+
+        None just after an assignment, while the broker is asked.
+        """
+        return self._thread.assigned_ids
 
     async def rejoin(self) -> None:
         """Make the group rebalance, so that every member seeks to the committed offsets."""

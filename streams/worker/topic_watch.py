@@ -22,7 +22,8 @@ class TopicWatch(logging.Filter):
     Args:
         fetch_topic_ids: returns each existing topic's id, empty if the broker has none; raises KafkaError.
         topics: the topics that must exist.
-        assigned_ids: returns the topics' ids when their partitions were assigned; None while none are assigned.
+        assigned_ids: returns the topics' ids when their partitions were assigned; None while none are assigned, or
+            while the broker is asked for the ids.
         input_topic: the name of the input topic.
         rejoin: makes the group rebalance; called if the input topic was recreated since the assignment.
         interval_seconds: time between two checks.

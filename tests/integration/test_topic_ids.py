@@ -23,7 +23,6 @@ def lose_brokers(client: AIOKafkaClient, number: int) -> None:
         client.cluster._brokers[node] = BrokerMetadata(node, "127.0.0.1", free_port(), None)
 
 
-@pytest.mark.xfail(strict=True, reason="one broker is asked, at random")
 async def test_another_broker_is_asked_where_one_cannot_be_reached(broker: EmbeddedBroker) -> None:
     async with open_channel(broker.bootstrap_servers, f"i{uuid4().hex[:8]}") as channel:
         client = AIOKafkaClient(bootstrap_servers=broker.bootstrap_servers)

@@ -308,7 +308,6 @@ async def test_offsets_of_a_deleted_topic_never_get_the_id_of_its_successor(
     assert await thread._seek_to_committed() == {HERE: None}
 
 
-@pytest.mark.xfail(strict=True, reason="they count as unknown until then, and the group rebalances again")
 @pytest.mark.parametrize(
     ("answer", "known"), [({HERE.topic: "id"}, {HERE.topic: "id"}), (KafkaTimeoutError(), {})]
 )
