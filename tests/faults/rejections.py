@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from itertools import count
+from itertools import count, islice
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
@@ -14,6 +14,7 @@ from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
 from tests.faults.load import NAME_HEADER, Event, good_events, poisoned
 from tests.faults.stack import CONCURRENCY, Stack
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.harness import PARTITIONS
 
 __all__ = ["FAULTS"]
 
@@ -83,22 +84,43 @@ async def administrator(stack: Stack) -> AsyncIterator[AIOKafkaAdminClient]:
 _TOPIC, _LITERAL, _WRITE, _DENY = 2, 3, 4, 2
 
 
-async def forbid(stack: Stack) -> None:
-    """Nobody may write results or dead letters, for a while."""
-    rejections = [
-        (_TOPIC, topic, _LITERAL, "User:worker", "*", _WRITE, _DENY)
-        for topic in (stack.channel.output, stack.channel.dead_letters)
-    ]
+@asynccontextmanager
+async def _writing_forbidden(stack: Stack, *topics: str) -> AsyncIterator[None]:
+    rejections = [(_TOPIC, topic, _LITERAL, "User:worker", "*", _WRITE, _DENY) for topic in topics]
     async with administrator(stack) as client:
         for rejection in rejections:
             response = await client._send_request(CreateAclsRequest(*rejection))
             assert [error for error, *_ in response.creation_responses] == [0], response
         try:
-            await stack.until_unready(seconds=20)
-            await asyncio.sleep(8)
+            yield
         finally:
             for rejection in rejections:
                 await client._send_request(DeleteAclsRequest(*rejection))
+
+
+async def forbid(stack: Stack) -> None:
+    """Nobody may write results or dead letters, for a while."""
+    async with _writing_forbidden(stack, stack.channel.output, stack.channel.dead_letters):
+        await stack.until_unready(seconds=20)
+        await asyncio.sleep(8)
+
+
+def all_bad() -> Iterator[Event]:
+    return poisoned(good_events(), every=1)
+
+
+async def forbid_results(stack: Stack) -> None:
+    """Results cannot be written, for a while, and dead letters can: no worker is ready at any moment of it."""
+    async with _writing_forbidden(stack, stack.channel.output):
+        for partition, event in enumerate(islice(good_events(), PARTITIONS)):
+            stack.load.send(event, partition)
+        await stack.until_unready(seconds=20)
+        dead_letters = len(stack.output_reader.dead_letters)
+        for _ in range(80):
+            for worker in stack.members:
+                assert not await asyncio.to_thread(worker.is_ready), "ready though no result can be written"
+            await asyncio.sleep(0.1)
+        assert len(stack.output_reader.dead_letters) > dead_letters + 20
 
 
 async def ask_for_three_copies(stack: Stack) -> None:
@@ -121,6 +143,7 @@ FAULTS = [
     Fault("poison-of-the-largest-size", send_the_largest, rounds=3, repeats=0),
     Fault("output-record-too-large", wait, prepare=make_some_big, events=some_big, repeats=0),
     Fault("output-unauthorized", forbid, rounds=2, repeats=2 * CONCURRENCY),
+    Fault("results-unauthorized", forbid_results, workers=1, events=all_bad, repeats=2 * CONCURRENCY),
     Fault(
         "output-not-enough-replicas",
         too_few_copies,
