@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from faust.types import EventT
@@ -114,12 +115,13 @@ class WorkerApp:
         self.refused = False
         self._starting = True
         self._store_watch: asyncio.Future[Any] | None = None
-        self._kafka_reachable = True
+        # The publishers whose last attempt failed.
+        self._failing_publishers: set[str] = set()
         self._kafka_health = KafkaHealth(lambda: diagnose(self._connection))
         waits = InterruptibleWaits()
-        self.publisher = self._open_publisher(waits)
+        self.publisher = self._open_publisher("results", waits)
         # The input event may have been compressed, and may fit on the dead-letter topic only if compressed.
-        self.dead_letters = self._open_publisher(waits, compression="zstd")
+        self.dead_letters = self._open_publisher("dead letters", waits, compression="zstd")
         topics = (
             settings.anabranch_input_topic,
             settings.anabranch_output_topic,
@@ -178,12 +180,14 @@ class WorkerApp:
         """How long the drain and the commits of a rebalance may take together."""
         return _REVOCATION_SHARE_OF_REBALANCE * self.settings.anabranch_rebalance_timeout_seconds
 
-    def _open_publisher(self, waits: InterruptibleWaits, compression: str | None = None) -> Publisher:
+    def _open_publisher(
+        self, name: str, waits: InterruptibleWaits, compression: str | None = None
+    ) -> Publisher:
         settings = self.settings
         return Publisher(
             self._connection.client_options(),
-            on_fault=self._kafka_failed,
-            on_success=self._kafka_answered,
+            on_fault=partial(self._publishing_failed, name),
+            on_success=partial(self._publishing_succeeded, name),
             wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
             sleep=waits.sleep,
             stop_seconds=self.shutdown.seconds_left,
@@ -232,6 +236,8 @@ class WorkerApp:
     def reopen(self, assigned: Collection[TP]) -> None:
         """Called when partitions have been assigned."""
         self._delivery.reopen(len(assigned))
+        # The drain cancelled the attempts, and this member may never write a dead letter again.
+        self._failing_publishers.clear()
         self._lag.changed()
 
     def commit_failed(self) -> None:
@@ -271,7 +277,7 @@ class WorkerApp:
         async def ready(web: Any, request: Any) -> Any:
             del request
             partitions = len(self._partitions())
-            kafka_is_up = self._kafka_reachable and self._kafka_health.reason is None
+            kafka_is_up = not self._failing_publishers and self._kafka_health.reason is None
             is_ready = self._health.ready and partitions > 0 and kafka_is_up and not self._topics.missing
             body = {
                 "ready": is_ready,
@@ -319,17 +325,17 @@ class WorkerApp:
         logger.critical("unexpected %s while delivering an event; stopping the worker", type(defect).__name__)
         self.app.add_future(self.app.crash(defect))
 
-    def _kafka_failed(self, error: BaseException) -> None:
+    def _publishing_failed(self, publisher: str, error: BaseException) -> None:
         self._metrics.retries.labels("kafka_unavailable").inc()
-        if self._kafka_reachable:
+        if not self._failing_publishers:
             logger.error("Kafka unreachable or rejecting requests (%s); retrying", type(error).__name__)
         self._kafka_health.report_error()
-        self._kafka_reachable = False
+        self._failing_publishers.add(publisher)
 
-    def _kafka_answered(self) -> None:
-        if not self._kafka_reachable:
+    def _publishing_succeeded(self, publisher: str) -> None:
+        if self._failing_publishers == {publisher}:
             logger.info("Kafka accepts requests again")
-        self._kafka_reachable = True
+        self._failing_publishers.discard(publisher)
 
     @property
     def _consumer(self) -> Any:

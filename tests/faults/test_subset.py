@@ -33,13 +33,7 @@ FAULTS = {
         ("batch-unreadable", 1),
         ("batch-inflates-without-end", 1),
         ("dead-letter-too-large", 1),
-        pytest.param(
-            "results-unauthorized",
-            1,
-            marks=pytest.mark.xfail(
-                strict=True, reason="a dead letter that is written makes the worker ready"
-            ),
-        ),
+        ("results-unauthorized", 1),
         ("worker-join-and-leave", 3),
         ("slow-events", 1),
         ("burst", 1),
