@@ -9,6 +9,7 @@ from tests.faults.sabotage import fail_senders, reject_commits, restore
 from tests.faults.stack import CONCURRENCY, Stack
 from tests.faults.store import make_some_slow
 from tests.integration.harness import check_end, until
+from tests.latencies import MAX_MORE_SLOW, percentile, slow_share
 
 __all__ = ["FAULTS"]
 
@@ -25,35 +26,42 @@ _slow = good_events(principals=["user:slow"])
 _quick = good_events()
 
 
-async def _p95_limit(stack: Stack) -> float:
-    """The most seconds that the p95 may be, from what it is now."""
+async def _normal_latencies(stack: Stack) -> list[float]:
     began = time.time()
     await asyncio.sleep(_NORMAL_SECONDS)
-    return _P95_SECONDS + 3 * stack.p95(since=began)
+    return stack.latencies(since=began)
+
+
+def _check_p95(before: list[float], after: list[float]) -> None:
+    limit, p95 = _P95_SECONDS + 3 * percentile(before, 0.95), percentile(after, 0.95)
+    assert p95 < limit, f"p95 is {p95:.1f} s, at most {limit:.1f} s are allowed"
 
 
 async def slow_events(stack: Stack) -> None:
     """One partition has more slow events than there are slots; the others do not notice."""
-    limit = await _p95_limit(stack)
+    before = await _normal_latencies(stack)
     began = time.time()
     for _ in range(3 * CONCURRENCY):
         stack.load.send(next(_slow), partition=0)
     await asyncio.sleep(8)
-    p95 = stack.p95(since=began, partitions={1, 2})
-    assert p95 < limit, f"p95 of the other partitions is {p95:.1f} s while one has slow events"
+    _check_p95(before, stack.latencies(since=began, partitions={1, 2}))
 
 
 async def burst(stack: Stack) -> None:
     """Ten seconds' events at once; once they are answered, nothing is left of it."""
-    limit = await _p95_limit(stack)
+    before = await _normal_latencies(stack)
     for _ in range(int(10 * stack.load.per_second)):
         stack.load.send(next(_quick))
     await stack.until_recovered(_BURST_SECONDS)
     await asyncio.sleep(3)
     began = time.time()
     await asyncio.sleep(5)
-    p95 = stack.p95(since=began)
-    assert p95 < limit, f"p95 is {p95:.1f} s after a burst, at most {limit:.1f} s are allowed"
+    after = stack.latencies(since=began)
+    _check_p95(before, after)
+    slow_before, slow = slow_share(before), slow_share(after)
+    assert slow <= slow_before + MAX_MORE_SLOW, (
+        f"{slow:.0%} of the events are slow after a burst, {slow_before:.0%} were before it"
+    )
 
 
 async def kill_senders(stack: Stack) -> None:

@@ -267,21 +267,24 @@ class Stack:
         """What `tests.faults.sabotage` looks at."""
         return self.folder / "switch"
 
-    def p95(self, *, since: float, partitions: Collection[int] = range(PARTITIONS)) -> float:
-        """The 95th percentile of the seconds from sending an event to its result's publication.
+    def latencies(self, *, since: float, partitions: Collection[int] = range(PARTITIONS)) -> list[float]:
+        """The seconds from sending each event to its result's publication, or until now if it has none.
 
         Args:
             since: only events that were sent after this, seconds since the epoch.
             partitions: only events of these.
         """
-        sent = self.load.sent
-        seconds: list[float] = []
+        published: dict[str, float] = {}
         for record in self.output_reader.results:
-            partition, at = sent.get(name_of(record), (-1, 0.0))
-            if partition in partitions and at >= since:
-                seconds.append(record.timestamp / 1000 - at)
-        assert len(seconds) > 20, f"only {len(seconds)} answers since"
-        return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
+            published.setdefault(name_of(record), record.timestamp / 1000)
+        now = time.time()
+        seconds = [
+            published.get(name, now) - at
+            for name, (partition, at) in self.load.sent.items()
+            if partition in partitions and at >= since
+        ]
+        assert len(seconds) > 20, f"only {len(seconds)} events since"
+        return seconds
 
     @property
     def answered(self) -> set[str]:
