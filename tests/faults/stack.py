@@ -274,9 +274,7 @@ class Stack:
             since: only events that were sent after this, seconds since the epoch.
             partitions: only events of these.
         """
-        published: dict[str, float] = {}
-        for record in self.output_reader.results:
-            published.setdefault(name_of(record), record.timestamp / 1000)
+        published = self.published()
         now = time.time()
         seconds = [
             published.get(name, now) - at
@@ -285,6 +283,13 @@ class Stack:
         ]
         assert len(seconds) > 20, f"only {len(seconds)} events since"
         return seconds
+
+    def published(self) -> dict[str, float]:
+        """The events to the moment their result was published, seconds since the epoch."""
+        published: dict[str, float] = {}
+        for record in self.output_reader.results:
+            published.setdefault(name_of(record), record.timestamp / 1000)
+        return published
 
     @property
     def answered(self) -> set[str]:
