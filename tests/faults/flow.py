@@ -108,7 +108,7 @@ async def lose_kafka_at_sigterm(stack: Stack) -> None:
 
 FAULTS = [
     Fault("slow-events", slow_events, prepare=make_some_slow, rounds=2, limit_seconds=60, repeats=0),
-    Fault("burst", burst, rounds=2, workers=1, per_second=60, repeats=0),
+    Fault("burst", burst, rounds=2, workers=1, repeats=0),
     Fault("sender-killed", kill_senders, program=_SABOTAGED, rounds=3, repeats=4 * CONCURRENCY),
     Fault("commits-rejected", reject, program=_SABOTAGED, rounds=2, repeats=0),
     Fault(
