@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -17,14 +17,15 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_ran
 from streams.broker.aiokafka_internals import sender_task
 from streams.broker.clients import new_producer
 from streams.core.errors import ResultTooLarge
+from streams.core.headers import Headers
 
-__all__ = ["Headers", "Publisher"]
-
-Headers = Sequence[tuple[str, bytes | None]]
+__all__ = ["TOO_LARGE_ERRORS", "Publisher"]
 
 logger = logging.getLogger(__name__)
 
-_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)
+"""What a producer raises for a record that is larger than its topic accepts."""
+
 # A few milliseconds suffice for good batches; every event pays them as latency.
 _LINGER_MS = 2
 _REQUEST_TIMEOUT_MS = 15_000
@@ -96,7 +97,7 @@ class Publisher(Service):
 
         try:
             await self._retry(send, self._sleep)
-        except _TOO_LARGE as error:
+        except TOO_LARGE_ERRORS as error:
             raise ResultTooLarge("the broker does not accept a record of this size") from error
 
     async def _healthy_producer(self) -> AIOKafkaProducer:
@@ -163,4 +164,4 @@ async def _close(producer: AIOKafkaProducer, seconds: float) -> None:
 
 
 def _is_retriable(error: BaseException) -> bool:
-    return isinstance(error, (KafkaError, OSError, TimeoutError)) and not isinstance(error, _TOO_LARGE)
+    return isinstance(error, (KafkaError, OSError, TimeoutError)) and not isinstance(error, TOO_LARGE_ERRORS)

@@ -12,7 +12,7 @@ every reader of the partition. It also decompresses batches without a size limit
 
 import logging
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -26,6 +26,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from streams.broker.aiokafka_internals import PartitionRecords, TolerantBatch, replace_fetched_records
 from streams.broker.compression import CODECS, inflate_into
 from streams.core.errors import RecordTooLarge, TerminalError, UnreadableBatch
+from streams.core.headers import Headers
 
 __all__ = ["MAX_HEADERS", "MAX_INFLATED_BYTES", "ReadBudget", "Unreadable", "memory_bytes", "patch_fetcher"]
 
@@ -59,7 +60,7 @@ _MIN_ENCODED_HEADER_BYTES = 2  # the lengths of its name and its value
 _MAX_VARINT_BYTES = 10
 
 
-def memory_bytes(key: bytes | None, value: object, headers: Collection[tuple[str, bytes | None]]) -> int:
+def memory_bytes(key: bytes | None, value: object, headers: Headers) -> int:
     """About how much memory a record takes."""
     return (
         _RECORD_BYTES

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams.broker.clients import running_consumer, running_producer
+from streams.broker.publisher import TOO_LARGE_ERRORS
 from streams.broker.range_reader import read_range
 from streams.broker.records import Unreadable
 from streams.broker.topics import partitions_of
@@ -39,8 +39,6 @@ __all__ = ["BadPartition", "Replay", "ReplayError"]
 _BATCH_RECORDS = 100
 _BATCH_BYTES = 8 * 1024 * 1024
 _BATCH_SECONDS = 1.0
-
-_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 # If there is nothing left to read, a broker would otherwise delay the fetch response for longer.
 _FETCH_WAIT_MS = 100
@@ -372,7 +370,7 @@ class _BatchPublisher:
         replayed = set()
         outcomes = await asyncio.gather(*batch.values(), return_exceptions=True)
         for offset, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, _TOO_LARGE):
+            if isinstance(outcome, TOO_LARGE_ERRORS):
                 self.failed[self._partition, offset] = Disposition.TOO_LARGE
             elif isinstance(outcome, BaseException):
                 raise outcome

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streams.core.errors import TerminalError
+from streams.core.headers import Headers
 
 __all__ = [
     "CODE_HEADER",
@@ -43,8 +44,6 @@ _PLACEHOLDER = (_FIRST_HEADER, _LAST_HEADER, _SIZE_HEADER)
 
 # Keeps dead letters within the margin by which the dead-letter topic's record limit exceeds the input topic's.
 _MAX_MESSAGE_CHARACTERS = 1000
-
-Headers = Sequence[tuple[str, bytes | None]]
 
 
 class NotADeadLetter(ValueError):
@@ -94,9 +93,7 @@ def placeholder_headers(*, first: int, last: int, size: int) -> Sequence[tuple[s
     return [(name, str(value).encode()) for name, value in fields.items()]
 
 
-def fit_headers(
-    key: bytes | None, headers: Sequence[tuple[str, bytes | None]], room: int
-) -> tuple[bytes | None, Sequence[tuple[str, bytes | None]]]:
+def fit_headers(key: bytes | None, headers: Headers, room: int) -> tuple[bytes | None, Headers]:
     """The part of an event's key and headers that fits into the given size; each is kept whole or dropped."""
     if key is not None:
         if len(key) > room:

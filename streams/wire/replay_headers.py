@@ -5,8 +5,9 @@ add up, and to the result, so that its consumer can recognize a late answer.
 """
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
+
+from streams.core.headers import Headers
 
 __all__ = [
     "ATTEMPTS_HEADER",
@@ -23,8 +24,6 @@ ATTEMPTS_HEADER = "anabranch.replay.attempts"
 
 _POSITION = re.compile(r"([a-zA-Z0-9._-]{1,249})\[(\d{1,10})\]@(\d{1,19})", re.ASCII)
 _ATTEMPTS = re.compile(rb"\d{1,9}")
-
-Headers = Sequence[tuple[str, bytes | None]]
 
 
 class RecordPosition(NamedTuple):

@@ -22,6 +22,7 @@ from streams.broker.records import Unreadable, memory_bytes
 from streams.broker.topic_ids import TopicProbe
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.core.errors import StoreMisconfigured, TransientError
+from streams.core.headers import Headers
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
@@ -71,9 +72,7 @@ class _InputEvent:
         self.key: bytes | None = message.key
         self.value: bytes | Unreadable | None = message.value
         headers: Any = message.headers or ()
-        self.headers: Sequence[tuple[str, bytes | None]] = list(
-            headers.items() if isinstance(headers, Mapping) else headers
-        )
+        self.headers: Headers = list(headers.items() if isinstance(headers, Mapping) else headers)
         self.read_at: float = message.fetched_at
         self.size = memory_bytes(self.key, self.value, self.headers)
 

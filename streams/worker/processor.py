@@ -34,6 +34,7 @@ from streams.core.errors import (
     TerminalError,
     TransientError,
 )
+from streams.core.headers import Headers
 from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.core.profiles import Profile, RetrievalParams, resolve_params
 from streams.retrieval import Store, Tokenizer, retrieve
@@ -54,7 +55,7 @@ _MAX_DEFECTS = 3
 # Longer events are decoded in a thread: decoding megabytes of JSON may take longer than a second.
 _LONG_EVENT_BYTES = 256 * 1024
 
-Publish = Callable[[str, bytes | None, bytes, Sequence[tuple[str, bytes | None]]], Awaitable[None]]
+Publish = Callable[[str, bytes | None, bytes, Headers], Awaitable[None]]
 
 
 class InputRecord(Protocol):
@@ -76,7 +77,7 @@ class InputRecord(Protocol):
     def value(self) -> bytes | Unreadable | None: ...
 
     @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+    def headers(self) -> Headers: ...
 
     @property
     def read_at(self) -> float: ...
@@ -295,7 +296,7 @@ class Processor:
         self._count_dead_letter(record, batch.first, batch.error)
 
     async def _publish_placeholder(
-        self, key: bytes | None, own: Sequence[tuple[str, bytes | None]], added: Sequence[tuple[str, bytes]]
+        self, key: bytes | None, own: Headers, added: Sequence[tuple[str, bytes]]
     ) -> None:
         """Dead-letter an event without its value, with as much of its key and headers as the topic accepts."""
         async for attempt in AsyncRetrying(
