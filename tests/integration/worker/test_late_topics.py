@@ -28,7 +28,7 @@ from tests.integration.harness import (
 from tests.integration.kafka.apache_kafka import ApacheKafka
 
 VECTOR = unit_vectors(1, 3)[0]
-# What is asked of a worker; it looks every five seconds.
+# What is asked of a worker; it looks every three seconds.
 _SECONDS = 15
 
 
