@@ -18,7 +18,7 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.admin import ApiVersionRequest, SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from streams.broker.connection import BrokerConnection
@@ -27,6 +27,10 @@ from streams.certificates import CertificateProblem, certificate_problem
 __all__ = ["Diagnosis", "diagnose"]
 
 _TIMEOUT_SECONDS = 5.0
+
+# Dead letters are compressed with zstd, which brokers accept from this version of the produce request on (Kafka 2.1).
+_PRODUCE_KEY = 0
+_ZSTD_PRODUCE_VERSION = 7
 
 _REMEDIES = {
     CertificateProblem.NOT_YET_VALID: "correct this machine's clock",
@@ -89,6 +93,7 @@ class _BrokerProbe:
             try:
                 # A server that requires a login hangs up only now.
                 await opened.send(MetadataRequest([]))
+                supported = await opened.send(ApiVersionRequest())
             finally:
                 opened.close()
         except (KafkaError, OSError, EOFError, TimeoutError) as error:
@@ -96,6 +101,14 @@ class _BrokerProbe:
         except (ValueError, KeyError):
             # aiokafka's SCRAM raises this if the other side does not know the password either.
             return self._refused("the server's part of the login is wrong", "check KAFKA_BOOTSTRAP_SERVERS")
+        if not any(
+            key == _PRODUCE_KEY and newest >= _ZSTD_PRODUCE_VERSION
+            for key, _, newest in supported.api_versions
+        ):
+            return self._refused(
+                "the server does not accept zstd, with which dead letters are compressed",
+                "use Kafka 2.1 or later",
+            )
         return None
 
     async def _explain(self, error: BaseException) -> Diagnosis:

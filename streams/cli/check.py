@@ -167,6 +167,11 @@ async def _topics(settings: Settings) -> list[Finding]:
         Finding("topic", "ok" if topic.ok else "unready", f"{topic.topic} {topic.detail}", topic.remedy)
         for topic in found
     ]
+    # A broker may be too old for a worker and still answer this.
+    diagnosis = await diagnose(connection)
+    if diagnosis is not None and diagnosis.refused:
+        detail = f"{diagnosis.server}: {diagnosis.detail}"
+        findings.append(Finding("broker", "refused", detail, diagnosis.remedy))
     sizes = {topic.topic: topic.max_message_bytes for topic in found}
     taken, room = sizes[settings.anabranch_input_topic], sizes[settings.anabranch_dead_letter_topic]
     if taken is not None and room is not None and room < taken + DEAD_LETTER_MARGIN_BYTES:

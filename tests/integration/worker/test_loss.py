@@ -13,7 +13,15 @@ from tests.conftest import Database
 from tests.integration.connections import execute
 from tests.integration.corpora import SLOW_ASKERS, load, tiny_corpus, unit_vectors
 from tests.integration.harness import (
-    Channel, OutputReader, Worker, account, as_avro, check_end, events, query, until,
+    Channel,
+    OutputReader,
+    Worker,
+    account,
+    as_avro,
+    check_end,
+    events,
+    query,
+    until,
 )
 
 
