@@ -281,7 +281,8 @@ async def test_events_that_inflate_to_just_the_limit_do_not_either(
     sizes = Counter(len(dead_letter.value or b"") for dead_letter in output_reader.dead_letters)
     assert sizes == {LIMIT - overhead: 100, 0: 150}
     figures(
-        f"100 events of {LIMIT - overhead:,} bytes in {len(largest):,} and 30,000 tombstones in {len(many):,}:"
+        f"100 events of {LIMIT - overhead:,} bytes in {len(largest):,} and 30,000 tombstones in {len(many):,},"
+        f" 150 events of {MAX_HEADERS - 100:,} headers:"
         f" {memory[0] // MIB} to {max(memory) // MIB} MiB resident"
     )
     assert max(memory) < MEMORY_LIMIT
