@@ -29,7 +29,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from streams.core.errors import (
     ContractViolation,
@@ -53,6 +53,7 @@ __all__ = [
     "Passage",
     "QueryEmbedding",
     "RetrievalResult",
+    "event_id_of",
     "result_id",
 ]
 
@@ -344,6 +345,14 @@ class QueryEmbedding(_Message):
         return self
 
 
+def event_id_of(instance: Mapping[str, object]) -> UUID | None:
+    """The id of a decoded event that may violate its contract elsewhere; None if it does not have a valid one."""
+    value = instance.get("event_id")
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return UUID(value)
+    return value if isinstance(value, UUID) else None
+
+
 class Passage(_Message):
     """One passage; ``score`` is a cosine similarity in [-1, 1], ``token_count`` includes the header."""
 
@@ -416,11 +425,24 @@ _OWN_ERROR_TYPES: Final = frozenset(
 )
 
 
+_MAX_VIOLATIONS_NAMED: Final = 5
+
+
 def _describe(error: ValidationError) -> str:
-    """Name the first invalid field and the rule it violates. Map keys are content, so they are not named."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """Name the first few invalid fields and the rules they violate."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    # pydantic does not count invalid items, so an array of them also has too few.
+    invalid_inside = {details["loc"][:-1] for details in found if len(details["loc"]) > 1}
+    found = [details for details in found if details["loc"] not in invalid_inside]
+    named = "; ".join(map(_violation, found[:_MAX_VIOLATIONS_NAMED]))
+    others = len(found) - _MAX_VIOLATIONS_NAMED
+    return named + (f" (and {others} more)" if others > 0 else "")
+
+
+def _violation(details: ErrorDetails) -> str:
+    """One field and its rule. Map keys are content, so they are not named."""
     path = ""
-    for step in first["loc"]:
+    for step in details["loc"]:
         if isinstance(step, int):
             path += f"[{step}]"
             continue
@@ -428,7 +450,6 @@ def _describe(error: ValidationError) -> str:
         if step in _MAPS:
             path += ".*"
             break
-    kind = first["type"]
-    rule = first["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"violates the rule {kind}")
-    others = error.error_count() - 1
-    return f"{path or 'message'} {rule}" + (f" (and {others} more)" if others else "")
+    kind = details["type"]
+    rule = details["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"violates the rule {kind}")
+    return f"{path or 'message'} {rule}"

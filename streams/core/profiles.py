@@ -110,7 +110,10 @@ def resolve_params(
     name = query.profile if query.profile is not None else default
     profile = profiles.get(name)
     if profile is None:
-        raise UnknownProfile("the event names a profile that this worker does not have")
+        raise UnknownProfile(
+            "the event names a profile that this worker does not have; it has"
+            f" {', '.join(profiles)} (ANABRANCH_PROFILES_FILE)"
+        )
     if None not in (embedding_model, query.embedding_model) and query.embedding_model != embedding_model:
         raise ModelMismatch("the event's embedding_model is not the store's (ANABRANCH_EMBEDDING_MODEL)")
     k = profile.k_default if query.k is None else min(max(query.k, profile.k_min), profile.k_max)

@@ -24,13 +24,19 @@ def loads(value: bytes) -> dict[str, Any]:
         Undecodable: the message does not quote the text.
     """
     try:
-        instance = _DECODER.decode(value.decode("utf-8"))
+        text = value.decode("utf-8")
     except UnicodeDecodeError:
         raise Undecodable("neither Avro nor UTF-8") from None
+    try:
+        instance = _DECODER.decode(text)
     except RecursionError:
         raise Undecodable("JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise Undecodable(f"neither Avro nor JSON (at character {error.pos})") from None
+        if text.lstrip().startswith(("{", "[")):
+            raise Undecodable(
+                f"starts like JSON, but is invalid or truncated at character {error.pos}"
+            ) from None
+        raise Undecodable("neither Avro nor JSON") from None
     if type(instance) is not dict:
         raise Undecodable("JSON, but not an object")
     return instance

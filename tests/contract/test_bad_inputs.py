@@ -29,6 +29,45 @@ def test_each_kind_has_its_code(value: bytes, code: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+FIVE_MISSING = "; ".join(
+    f"{name} is required" for name in ("schema_version", "event_id", "occurred_at", "principals", "embedding")
+)
+FIVE_OF_SEVEN = (
+    "principals[0] is not a string; session_id is not a UUID; topic_id is not a UUID; profile is not a string;"
+    " k is not an integer (and 2 more)"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"{}", FIVE_MISSING),
+        (json_event(k="10"), "k is not an integer"),
+        (
+            json_event(
+                principals=[1],
+                session_id="x",
+                topic_id="y",
+                profile=1,
+                k="10",
+                token_budget=0,
+                query_hash="z",
+            ),
+            FIVE_OF_SEVEN,
+        ),
+        (b"", "neither Avro nor JSON"),
+        (b"where is the lease?", "neither Avro nor JSON"),
+        (b'{"key": tru', "starts like JSON, but is invalid or truncated at character 8"),
+        (b" [1, 2", "starts like JSON, but is invalid or truncated at character 6"),
+        (b"42", "JSON, but not an object"),
+    ],
+)
+def test_a_reason_names_the_fields_or_the_place(value: bytes, reason: str) -> None:
+    with pytest.raises(TerminalError) as caught:
+        CODEC.decode_query(value)
+    assert str(caught.value) == reason
+
+
 def test_the_table_is_large_and_its_names_are_distinct() -> None:
     assert len(BAD_INPUTS) >= 100
     assert len({name for name, _, _ in BAD_INPUTS}) == len(BAD_INPUTS)

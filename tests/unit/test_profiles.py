@@ -101,6 +101,15 @@ def test_an_unknown_profile_is_refused_without_quoting_it(name: str) -> None:
     assert "canary" not in str(caught.value)
 
 
+def test_an_unknown_profile_is_refused_with_the_names_of_the_known_ones() -> None:
+    with pytest.raises(UnknownProfile, match=r"; it has extraction, chat, docs, drafting, mine \("):
+        resolve_params(
+            query(profile="main"),
+            overlay(BUILTIN_PROFILES, {"mine": BUILTIN_PROFILES["docs"].model_dump()}),
+            "docs",
+        )
+
+
 def test_a_known_name_keeps_what_the_table_leaves_out() -> None:
     profiles = overlay(BUILTIN_PROFILES, {"chat": {"token_budget": 900, "overflow": "skip"}})
     assert profiles["chat"] == BUILTIN_PROFILES["chat"].model_copy(
