@@ -1,7 +1,9 @@
 """`anabranch publish` and `anabranch tail`: publish events from JSONL, print results as JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import click
 from aiokafka import ConsumerRecord
@@ -11,6 +13,7 @@ from streams.broker.records import Unreadable
 from streams.broker.topics import partitions_of
 from streams.core.errors import TerminalError
 from streams.core.messages import QueryEmbedding
+from streams.replay.dead_letters import instant_of
 from streams.replay.journal import is_entry
 from streams.settings import Settings
 from streams.terminal import json_text, printable
@@ -69,8 +72,18 @@ async def tail_topic(
     from_beginning: bool,
     limit: int | None,
     show: Callable[[str], object],
+    notify: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Show records until the limit, or indefinitely.
+
+    Args:
+        settings: for the topics.
+        options: for the client.
+        dead_letters: show dead letters instead of results.
+        from_beginning: start with the oldest record instead of the next one.
+        limit: the number of records; None: indefinitely.
+        show: called with each record, as one line of JSON.
+        notify: called once with a line for people, as soon as the command waits for records.
 
     Raises:
         MissingTopics: the topic does not exist.
@@ -81,6 +94,12 @@ async def tail_topic(
     codec = Codec()
     start = "earliest" if from_beginning else "latest"
     async with running_consumer(options, topic, auto_offset_reset=start) as consumer:
+        kind = "dead letters" if dead_letters else "results"
+        notify(
+            f"showing {kind} from the beginning; Ctrl-C ends"
+            if from_beginning
+            else f"waiting for new {kind}; --from-beginning shows older ones; Ctrl-C ends"
+        )
         shown = 0
         async for record in consumer:
             if dead_letters and is_entry(record.headers):
@@ -88,7 +107,7 @@ async def tail_topic(
             if isinstance(record.value, Unreadable):
                 show(_unreadable(record))
             else:
-                show(_dead_letter(record) if dead_letters else _result(codec, record))
+                show((_dead_letter if dead_letters else _result)(codec, record))
             shown += 1
             if shown == limit:
                 return
@@ -112,7 +131,33 @@ def _result(codec: Codec, record: ConsumerRecord) -> str:
         return json_text({"undecodable": error.code, "partition": record.partition, "offset": record.offset})
 
 
-def _dead_letter(record: ConsumerRecord) -> str:
-    """Only the headers: the event's content is confidential."""
+def _dead_letter(codec: Codec, record: ConsumerRecord) -> str:
+    """Which event it is, and why it was dead-lettered. The rest of the event's content is confidential."""
     headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
-    return json_text({"partition": record.partition, "offset": record.offset, "headers": headers})
+    event_id = _event_id(codec, record.value)
+    return json_text(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": f"{instant_of(record.timestamp):%Y-%m-%dT%H:%M:%S.%fZ}",
+            "key": None if record.key is None else _key(record.key),
+            "event_id": None if event_id is None else str(event_id),
+            "headers": headers,
+        }
+    )
+
+
+def _event_id(codec: Codec, value: bytes | None) -> UUID | None:
+    try:
+        return codec.decode_query(value or b"").event_id
+    except TerminalError as error:
+        return error.event_id
+
+
+def _key(key: bytes) -> str:
+    """As text if a terminal can show it, else in hexadecimal."""
+    with suppress(UnicodeDecodeError):
+        text = key.decode()
+        if printable(text) == text:
+            return text
+    return f"0x{key.hex()}"

@@ -275,12 +275,17 @@ def publish(events: Any) -> None:
     settings = load()
     queries = read_events(events)
     _run_on_kafka(publish_events(settings, _client_options(settings), queries), settings)
-    echo(f"published {len(queries)} events to {settings.anabranch_input_topic}")
+    events_published = "1 event" if len(queries) == 1 else f"{len(queries)} events"
+    echo(f"published {events_published} to {settings.anabranch_input_topic}")
 
 
 @commands.command()
-@click.option("--from-beginning", is_flag=True, help="Start with the oldest result instead of the next one.")
-@click.option("--dead-letters", is_flag=True, help="Show dead letters instead of results.")
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest record instead of the next one.")
+@click.option(
+    "--dead-letters",
+    is_flag=True,
+    help="Show why events were dead-lettered: headers, key and event_id, not the event.",
+)
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many.")
 def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None:
     """Print results as they arrive, as one JSON object per line."""
@@ -296,6 +301,7 @@ def tail(*, from_beginning: bool, dead_letters: bool, limit: int | None) -> None
                 from_beginning=from_beginning,
                 limit=limit,
                 show=echo,
+                notify=lambda line: echo(line, err=True) if sys.stderr.isatty() else None,
             ),
             settings,
         )

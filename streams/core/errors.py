@@ -29,6 +29,7 @@ message never quotes the event, so that no text, principal or embedding reaches 
 """
 
 from typing import ClassVar
+from uuid import UUID
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -53,6 +54,7 @@ __all__ = [
     "UnreadableBatch",
     "UnsupportedVersion",
     "ZeroEmbedding",
+    "codes_that_fail_again",
     "dead_letter_codes",
 ]
 
@@ -68,15 +70,23 @@ class AnabranchError(Exception):
 
 
 class TerminalError(AnabranchError):
-    """The event can never succeed; the worker writes it, byte for byte, to the dead-letter topic."""
+    """The event can never succeed; the worker writes it, byte for byte, to the dead-letter topic.
+
+    Attributes:
+        fails_again: the event itself is wrong: it fails again whenever it is replayed, with any settings.
+        event_id: the event's, if it was decoded far enough.
+    """
 
     stage: ClassVar[str] = "decode"
+    fails_again: ClassVar[bool] = False
+    event_id: UUID | None = None
 
 
 class Undecodable(TerminalError):
     """The bytes are not in any of the three encodings, or are truncated."""
 
     code = "undecodable"
+    fails_again = True
 
 
 class UnknownSchema(TerminalError):
@@ -89,36 +99,42 @@ class UnsupportedVersion(TerminalError):
     """The major version of ``schema_version`` is not 1."""
 
     code = "unsupported_version"
+    fails_again = True
 
 
 class ContractViolation(TerminalError):
     """The event does not conform to the JSON contract."""
 
     code = "contract_violation"
+    fails_again = True
 
 
 class DimensionMismatch(TerminalError):
     """The embedding does not have the 768 components that the contract requires."""
 
     code = "dimension_mismatch"
+    fails_again = True
 
 
 class NonFiniteEmbedding(TerminalError):
     """A component is NaN, infinite, or outside the float32 range."""
 
     code = "non_finite_embedding"
+    fails_again = True
 
 
 class ZeroEmbedding(TerminalError):
     """The embedding is all zeros: it has no direction, so cosine similarity is undefined."""
 
     code = "zero_embedding"
+    fails_again = True
 
 
 class TopicWithoutSession(TerminalError):
     """``topic_id`` is given without ``session_id``; a topic is only defined within a session."""
 
     code = "topic_without_session"
+    fails_again = True
 
 
 class UnknownProfile(TerminalError):
@@ -137,6 +153,7 @@ class Expired(TerminalError):
     """``expires_at`` has passed: nobody needs the answer any more."""
 
     code = "expired"
+    fails_again = True
 
 
 class ResultTooLarge(TerminalError):
@@ -179,6 +196,11 @@ def dead_letter_codes() -> frozenset[str]:
     """All codes that a dead letter can have."""
     own = {kind.code for kind in TerminalError.__subclasses__() if kind is not GaveUp}
     return frozenset(own | {StoreUnavailable.code, SearchTimeout.code, INTERNAL_ERROR})
+
+
+def codes_that_fail_again() -> frozenset[str]:
+    """Codes of events that must be corrected: a replay fails again."""
+    return frozenset(kind.code for kind in TerminalError.__subclasses__() if kind.fails_again)
 
 
 class TransientError(AnabranchError):

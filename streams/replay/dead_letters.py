@@ -13,6 +13,7 @@ __all__ = [
     "Disposition",
     "ReplayFilter",
     "disposition",
+    "instant_of",
     "parse_dead_letter",
     "restore_headers",
 ]
@@ -113,11 +114,16 @@ class ReplayFilter:
         )
 
 
+def instant_of(timestamp_ms: int) -> datetime:
+    """A record's timestamp, between 1970 and 9999."""
+    return datetime.fromtimestamp(min(max(timestamp_ms, 0), _LATEST_MS) / 1000, UTC)
+
+
 def parse_dead_letter(
     *, partition: int, offset: int, timestamp_ms: int, headers: Headers, value: bytes | None
 ) -> DeadLetter:
     """Classify a record of the dead-letter topic."""
-    written_at = datetime.fromtimestamp(min(max(timestamp_ms, 0), _LATEST_MS) / 1000, UTC)
+    written_at = instant_of(timestamp_ms)
     try:
         origin, own = read_dead_letter(headers)
     except NotADeadLetter:

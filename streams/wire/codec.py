@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 from fastavro import schemaless_reader, schemaless_writer
 
 from streams import resources
-from streams.core.errors import Undecodable, UnknownSchema
-from streams.core.messages import QueryEmbedding, RetrievalResult
+from streams.core.errors import TerminalError, Undecodable, UnknownSchema
+from streams.core.messages import QueryEmbedding, RetrievalResult, event_id_of
 from streams.wire import strict_json
 from streams.wire.writer_schemas import (
     BadWriterSchema,
@@ -80,7 +80,12 @@ class Codec:
             TerminalError: of the class for the error. Nothing else is raised, whatever the bytes are. Profile, model
                 and expiry are not checked here.
         """
-        return QueryEmbedding.parse(self._query.decode(value))
+        record = self._query.decode(value)
+        try:
+            return QueryEmbedding.parse(record)
+        except TerminalError as error:
+            error.event_id = event_id_of(record)
+            raise
 
     def decode_result(self, value: bytes) -> RetrievalResult:
         """Decode and validate a result; raises as :meth:`decode_query` does."""

@@ -157,13 +157,17 @@ class Processor:
         if isinstance(record.value, Unreadable):
             await self._dead_letter_unreadable(record, record.value)
             return
+        tracker = _AttemptTracker(self._outage, began=time.monotonic())
         try:
-            await self._answer_with_retries(record, record.value)
+            await self._answer_with_retries(record, record.value, tracker)
         except TerminalError as error:
+            if tracker.decoded is not None:
+                error.event_id = tracker.decoded[0].event_id
             await self._dead_letter(record, record.value, error)
 
-    async def _answer_with_retries(self, record: InputRecord, value: bytes) -> None:
-        tracker = _AttemptTracker(self._outage, began=time.monotonic())
+    async def _answer_with_retries(
+        self, record: InputRecord, value: bytes, tracker: "_AttemptTracker"
+    ) -> None:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(_is_retriable),
             # The wait is random between base and a bound that grows from twice the base to max.
@@ -257,10 +261,14 @@ class Processor:
         Raises:
             UnknownProfile, ModelMismatch, Expired: if the respective check fails.
         """
-        params = resolve_params(
-            query, self._profiles, self._default_profile, embedding_model=self._embedding_model
-        )
-        _refuse_expired(query)
+        try:
+            params = resolve_params(
+                query, self._profiles, self._default_profile, embedding_model=self._embedding_model
+            )
+            _refuse_expired(query)
+        except TerminalError as error:
+            error.event_id = query.event_id
+            raise
         return params
 
     def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, record: InputRecord) -> None:
@@ -325,7 +333,13 @@ class Processor:
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.events.labels("dead_lettered").inc()
         logger.warning(
-            "dead letter %s at %s[%d]@%d: %s", error.code, record.topic, record.partition, offset, error
+            "dead letter %s at %s[%d]@%d%s: %s",
+            error.code,
+            record.topic,
+            record.partition,
+            offset,
+            "" if error.event_id is None else f", event_id {error.event_id}",
+            error,
         )
 
     def _log_dlq_too_small(self, attempts: RetryCallState) -> None:

@@ -715,6 +715,36 @@ async def test_successes_are_silent_and_a_dead_letter_is_one_line(caplog: pytest
     assert line.startswith("dead letter undecodable at retrieval.query-embeddings.v1[3]@42: ")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        json.dumps(event(k=CANARY)).encode(),
+        json.dumps(event(profile=CANARY)).encode(),
+        json.dumps(event(expires_at="2020-01-01T00:00:00Z")).encode(),
+        json.dumps(event(topic_id=str(SLOW_SESSION))).encode(),
+        CODEC.encode_query(QueryEmbedding.parse(event(profile=CANARY))),
+        CODEC.encode_query(QueryEmbedding.parse(event(session_id=str(SLOW_SESSION)))),
+    ],
+    ids=["contract", "profile", "expired", "topic", "profile in Avro", "unexpected error"],
+)
+async def test_the_log_names_a_dead_letters_event(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(Scripted(forever=ValueError(CANARY)))
+    await bench.handle(Record(value))
+    (line,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("dead letter"))
+    assert "[3]@42, event_id 6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d: " in line
+
+
+@pytest.mark.parametrize("event_id", [CANARY, f"{SLOW_SESSION}\n{CANARY}", 7, None, ...])
+async def test_the_log_names_an_event_only_by_a_uuid(
+    event_id: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(Scripted())
+    await bench.handle(Record.of(event_id=event_id))
+    (line,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("dead letter"))
+    assert "[3]@42: event_id " in line  # the reason
+    shows_nothing(dict(bench.dead_letter().headers[3:]), caplog)
+
+
 async def test_a_replayed_event_has_no_age() -> None:
     """It is late because somebody replayed it late; the objective for age is about what comes in."""
     bench, record = Bench(Scripted()), Record.of(occurred_at="2020-01-01T00:00:00Z")

@@ -151,7 +151,8 @@ def tails_a_result(text: str) -> None:
 
 
 def tails_a_dead_letter(text: str) -> None:
-    terminal.echo(exchange._dead_letter(record(headers=[(text, text.encode(errors="surrogatepass"))])))
+    raw = text.encode(errors="surrogatepass")
+    terminal.echo(exchange._dead_letter(Codec(), record(headers=[(text, raw)], key=raw, timestamp=0)))
 
 
 def shows_the_demo(text: str) -> None:

@@ -153,7 +153,7 @@ async def test_every_command_goes_that_way_and_secrets_stay_where_they_were_put(
         silent(done.stdout, done.stderr)
         return done.stdout
 
-    assert "published 1 events" in await run("publish", given=json.dumps(event))
+    assert "published 1 event to " in await run("publish", given=json.dumps(event))
     assert event["event_id"] in await run("tail", "--from-beginning", "--limit", "1")
     assert (await run("topics", "--max-event-bytes", "4194304")).count("exists") == 3
     assert [finding["level"] for finding in json.loads(await run("check", "--json"))].count("ok") >= 4

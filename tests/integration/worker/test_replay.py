@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +397,11 @@ async def test_a_tail_of_dead_letters_shows_them(channel: Channel) -> None:
     assert shown.returncode == 0, shown.stderr
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [line["headers"]["anabranch.error.code"] for line in lines] == ["store_unavailable"] * 4
+    assert [line["event_id"] for line in lines] == [None] * 4
+    now = datetime.now(UTC)
+    assert all(
+        now - timedelta(minutes=5) < datetime.fromisoformat(line["timestamp"]) <= now for line in lines
+    )
 
 
 @pytest.mark.parametrize(
