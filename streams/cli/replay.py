@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
+from streams.core.errors import codes_that_fail_again
 from streams.replay.dead_letters import REFUSED, Disposition, ReplayFilter
 from streams.replay.run import Replay
 from streams.replay.tally import Tally
@@ -166,13 +168,40 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
     for disposition in Disposition:
         if disposition in REFUSED and tally.count(disposition):
             console.print(_skip_reason(outcome, disposition), soft_wrap=True)
-    due = tally.count(Disposition.REPLAY)
-    if applied:
-        console.print(f"replayed {due} to {outcome.input_topic}", soft_wrap=True)
-    elif due:
-        console.print(
-            f"nothing was written; use --apply to replay {due} to {outcome.input_topic}", soft_wrap=True
-        )
+    for line in _conclusion(outcome):
+        console.print(line, soft_wrap=True)
+
+
+def _conclusion(outcome: Outcome) -> list[str]:
+    """What was replayed and how to check, or what would be."""
+    due = outcome.tally.count(Disposition.REPLAY)
+    if outcome.rate is not None:
+        done = [f"replayed {due} to {outcome.input_topic}"]
+        if due:
+            done.append(
+                "events that fail again become new dead letters: anabranch tail --dead-letters --from-beginning"
+            )
+        return done
+    if not due:
+        return []
+    failing = _events_that_fail_again(outcome.tally)
+    return [
+        *([failing] if failing else []),
+        f"nothing was written; use --apply to replay {due} to {outcome.input_topic}",
+    ]
+
+
+def _events_that_fail_again(tally: Tally) -> str | None:
+    counts: Counter[str] = Counter()
+    for row in tally.rows:
+        if row.code in codes_that_fail_again():
+            counts[row.code] += row.dispositions[Disposition.REPLAY]
+    if not (number := counts.total()):
+        return None
+    return (
+        f"{number} will fail again ({', '.join(+counts)}): publish corrected events instead, and replay the others"
+        " with --code"
+    )
 
 
 def _skip_reason(outcome: Outcome, disposition: Disposition) -> Text:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from streams.core import errors
-from streams.core.errors import AnabranchError, GaveUp, TerminalError, TransientError
+from streams.core.errors import AnabranchError, GaveUp, TerminalError, TransientError, codes_that_fail_again
 
 Kind = TypeVar("Kind", bound=AnabranchError)
 
@@ -73,6 +73,16 @@ def test_each_has_a_stage_for_the_dead_letters_header() -> None:
     assert stages.pop("result_too_large") == "publish"
     assert {stages.pop(code) for code in ("unreadable_batch", "record_too_large")} == {"read"}
     assert set(stages.values()) == {"decode"}
+
+
+def test_the_page_says_the_same_as_replay_about_events_that_fail_again() -> None:
+    table = PAGE.read_text(encoding="utf-8").split("\n## Dead letters\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", table, flags=re.MULTILINE)
+    assert len(rows) == len(DEAD_LETTERS | GIVEN_UP)
+    assert {code for code, advice in rows if "a replay fails again" in advice} == codes_that_fail_again()
+    assert {code for code, advice in rows if "then replay" in advice} == (
+        (DEAD_LETTERS | GIVEN_UP) - codes_that_fail_again() - {"unreadable_batch", "record_too_large"}
+    )
 
 
 def test_giving_up_carries_its_own_code_and_leaves_the_class_alone() -> None:
