@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
@@ -19,11 +19,11 @@ from streams.sample import Corpus, GoldenQuery
 from streams.wire import Codec
 from streams.wire.deadletter import CODE_HEADER, MESSAGE_HEADER
 
-__all__ = ["Answer", "DeadLetter", "run_conversation"]
+__all__ = ["WRONG_DIMENSIONS", "Answer", "DeadLetter", "run_conversation"]
 
 _ANSWER_SECONDS = 20.0
 # Another model's number of dimensions: the demo's intentional error.
-_WRONG_DIMENSIONS = 384
+WRONG_DIMENSIONS = 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Client:
         event = QueryEmbedding.parse(self._event(question))
         value = self._codec.encode_query(event)
         sent = perf_counter()
-        record = await self._exchange(value)
+        record = await self._exchange(event.event_id, value)
         latency_ms = (perf_counter() - sent) * 1000
         if record.topic != self._settings.anabranch_output_topic:
             raise DemoError(f"a question became a dead letter: {_dead_letter(record).reason}")
@@ -97,14 +97,16 @@ class _Client:
     async def ask_with_wrong_dimensions(self, question: GoldenQuery) -> DeadLetter:
         """Send plain JSON, as a user would by hand."""
         event = self._event(question)
-        event["embedding"] = event["embedding"][:_WRONG_DIMENSIONS]
-        record = await self._exchange(json.dumps(event).encode())
+        event["embedding"] = event["embedding"][:WRONG_DIMENSIONS]
+        record = await self._exchange(UUID(event["event_id"]), json.dumps(event).encode())
         if record.topic != self._settings.anabranch_dead_letter_topic:
             raise DemoError("the invalid event was answered")
         return _dead_letter(record)
 
-    async def _exchange(self, value: bytes) -> ConsumerRecord:
-        await self._producer.send(self._settings.anabranch_input_topic, value=value, key=uuid4().bytes)
+    async def _exchange(self, event_id: UUID, value: bytes) -> ConsumerRecord:
+        await self._producer.send(
+            self._settings.anabranch_input_topic, value=value, key=str(event_id).encode()
+        )
         try:
             return await asyncio.wait_for(self._consumer.getone(), _ANSWER_SECONDS)
         except TimeoutError:

@@ -1,13 +1,14 @@
 """The demo's output on a terminal."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from rich.padding import Padding
 from rich.table import Table
 
-from streams.core.messages import Passage
-from streams.demo.conversation import Answer, DeadLetter
+from streams.core.messages import DIMENSIONS, Passage
+from streams.demo.conversation import WRONG_DIMENSIONS, Answer, DeadLetter
 from streams.demo.stack import Stack
 from streams.demo.summary import ANSWERED_WELL, expected_rank
 from streams.sample import Corpus
@@ -86,7 +87,11 @@ class Screen:
         for code, number in summary["dead_letters"].items():
             table.add_row(
                 "dead letters",
-                Text.assemble(f"{number} × ", (code, "red"), " (intentional: an embedding of another model)"),
+                Text.assemble(
+                    f"{number} × ",
+                    (code, "red"),
+                    f" (intentional: {WRONG_DIMENSIONS} components instead of {DIMENSIONS})",
+                ),
             )
         table.add_row(
             "latency",
@@ -106,23 +111,31 @@ class Screen:
 
     def addresses(self, stack: Stack) -> None:
         settings = stack.settings
-        table = Table(title="Everything is still running", title_justify="left", title_style="bold", box=None)
-        table.show_header = False
-        table.add_column(style="dim")
-        table.add_column(overflow="fold")
-        table.add_row("Kafka", stack.bootstrap_servers)
-        table.add_row(
-            "topics",
-            f"{settings.anabranch_input_topic} → {settings.anabranch_output_topic}"
+        rows = {
+            "topics": f"{settings.anabranch_input_topic} → {settings.anabranch_output_topic}"
             f" ({settings.anabranch_dead_letter_topic})",
-        )
-        table.add_row("PostgreSQL", stack.admin_dsn)
-        table.add_row("as the worker", stack.worker_dsn)
-        table.add_row("metrics", f"{stack.web}/metrics")
-        table.add_row("health", f"{stack.web}/healthz/ready")
-        table.add_row("logs", str(stack.directory))
-        self._console.print(table)
-        self._console.print("\nPress Ctrl-C to stop.")
+            "metrics": f"{stack.web}/metrics",
+            "health": f"{stack.web}/healthz/ready",
+            "worker log": str(stack.worker_log),
+        }
+        connections = {
+            "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+            "DATABASE_CONNECTION_STRING": stack.worker_dsn,
+            "DATABASE_ADMIN_CONNECTION_STRING": stack.admin_dsn,
+        }
+        lines = [
+            Text(""),
+            Text("Everything is still running", "bold"),
+            *(Text.assemble((f" {name:<12}", "dim"), value) for name, value in rows.items()),
+            Text(""),
+            Text("Paste into another terminal", "bold"),
+            *(Text(f"export {name}={shlex.quote(value)}") for name, value in connections.items()),
+            Text("anabranch tail --dead-letters --from-beginning"),
+            Text(""),
+            Text("Press Ctrl-C to stop."),
+        ]
+        for line in lines:
+            self._console.print(line, soft_wrap=True)  # a wrapped line could not be pasted
 
 
 def _row(passage: Passage, *, answers: bool) -> list[Text]:

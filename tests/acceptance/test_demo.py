@@ -9,10 +9,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
+
+from streams.demo.stack import Stack, demo_settings, worker_environment
+from streams.settings import load
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +61,7 @@ def test_a_person_sees_each_result_and_a_summary() -> None:
     assert sum(line.startswith("✓ ") for line in lines) >= 30
     assert not [line for line in lines if line.startswith("✗ ") and "dead letter" not in line]
     assert any(" local " in line for line in lines)
-    assert any("dimension_mismatch" in line for line in lines)
+    assert any("dimension_mismatch (intentional: 384 components instead of 768)" in line for line in lines)
     assert any("Kafka to Kafka" in line for line in lines)
 
 
@@ -77,6 +83,53 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def pasted(output: str) -> Any:
+    """The dead letter that the printed lines show in another terminal, line by line."""
+    lines = [line for line in output.splitlines() if line.startswith(("export ", "anabranch "))]
+    assert [line.split("=")[0] for line in lines[:-1]] == [
+        "export KAFKA_BOOTSTRAP_SERVERS",
+        "export DATABASE_CONNECTION_STRING",
+        "export DATABASE_ADMIN_CONNECTION_STRING",
+    ]
+    assert lines[-1] == "anabranch tail --dead-letters --from-beginning"
+    done = subprocess.run(
+        ["/bin/sh", "-e"],
+        input="\n".join([*lines[:-1], "anabranch check", f"{lines[-1]} --limit 1"]),
+        env=ENVIRONMENT | {"PATH": f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [log] = (line.split()[-1] for line in output.splitlines() if "worker log" in line)
+    assert "dead letter dimension_mismatch" in Path(log).read_text()
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_worker_gets_the_settings_that_decide_how_events_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = ("ANABRANCH_PROFILES_FILE", "ANABRANCH_EMBEDDING_MODEL")
+    for name in passed:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ANABRANCH_DEAD_LETTER_TOPIC", "another")  # of a worker that is not the demo's
+    monkeypatch.chdir(tmp_path)
+    addresses = ("broker:1", "postgresql://admin", "postgresql://worker", "http://web", 3)
+    stack = Stack(*addresses, tmp_path / "demo", demo_settings())
+    assert stack.settings == load({})
+    environment = worker_environment(stack, 7)
+    assert not environment.keys() & set(passed)
+    assert load(environment).anabranch_dead_letter_topic == load({}).anabranch_dead_letter_topic
+
+    monkeypatch.setenv("ANABRANCH_PROFILES_FILE", "profiles.toml")
+    monkeypatch.setenv("ANABRANCH_EMBEDDING_MODEL", "mine")
+    environment = worker_environment(replace(stack, settings=demo_settings()), 7)
+    # The worker runs in another directory.
+    assert environment["ANABRANCH_PROFILES_FILE"] == str(tmp_path / "profiles.toml")
+    assert environment["ANABRANCH_EMBEDDING_MODEL"] == "mine"
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("background")
 def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
@@ -85,7 +138,11 @@ def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
     output = tmp_path / "output"
     with output.open("wb") as sink, interruptible():
         demo = subprocess.Popen(
-            [*COMMAND, "--keep"], env=ENVIRONMENT, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
+            [*COMMAND, "--keep"],
+            env=ENVIRONMENT | {"COLUMNS": "80"},
+            stdout=sink,
+            stderr=sink,
+            stdin=subprocess.DEVNULL,
         )
     try:
         deadline = time.monotonic() + 90
@@ -98,6 +155,9 @@ def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
         )
         with urllib.request.urlopen(addresses["health"].strip(), timeout=5) as answer:
             assert json.load(answer)["ready"] is True
+        shown = pasted(output.read_text())
+        assert shown["headers"]["anabranch.error.code"] == "dimension_mismatch"
+        assert shown["event_id"] == shown["key"] == str(UUID(shown["key"]))
         children = psutil.Process(demo.pid).children(recursive=True)
         assert len(children) >= 3  # broker, database, worker
     finally:
