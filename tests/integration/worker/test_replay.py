@@ -231,6 +231,7 @@ async def test_what_comes_back_again_and_again_is_left(
     assert [record.partition for record in input_reader.records] == [1, 1, 1]
 
 
+@on_one_broker  # on the embedded one it takes three times as long
 async def test_kill_dash_nine_in_the_middle_repeats_nothing(
     channel: Channel, input_reader: InputReader, figures: Callable[[str], None]
 ) -> None:
