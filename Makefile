@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command 'make lock'
 PYTEST_ARGS ?=
-# Most tests wait for servers more than they compute. A file's tests share a process and its servers; long files start first.
+# Most tests wait for servers more than they compute. A file's tests share a process and its servers.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?=
 # Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.

@@ -4,7 +4,7 @@
 --
 --   OWNER_PASSWORD=... psql --no-psqlrc -v ON_ERROR_STOP=1 -f k8s/postgres/owner.sql "$SUPERUSER_URI"
 --
--- The owner is an ordinary role. The triggers on its tables are SECURITY DEFINER: whoever may write a row runs them with
+-- The owner is an ordinary role. The triggers on its tables are SECURITY DEFINER: anyone who may write a row runs them with
 -- their owner's rights, which must not be a superuser's. After this, no superuser is needed.
 --
 -- The password comes from the environment: on a command line it would show in the process list.

@@ -2,7 +2,7 @@
 -- superuser or as a role with CREATEROLE that may grant those; as often as you like: a second run sets the passwords again
 -- and changes nothing else.
 --
--- Whoever can log in as anabranch_worker (or as any member of anabranch_reader) can claim any principal, and therefore
+-- Anyone who can log in as anabranch_worker (or as any member of anabranch_reader) can claim any principal, and therefore
 -- reads every document: the principals are a setting of the session, which the client chooses. Row-level security keeps
 -- one caller's rows from another caller only through a worker, which sets the principals of each event. Give this
 -- password to workers alone.

@@ -151,7 +151,7 @@ async def _rebuild(runner: Runner, query: str, weighted: Sequence[tuple[UUID, in
             batches.record_duration(time.monotonic() - began)
         else:
             batches.halve()
-            # Whoever waits for one of these rows goes first: it has to wake up before it can lock the row.
+            # Sessions that wait for one of these rows go first: they have to wake up before they can lock the row.
             await asyncio.sleep(_PAUSE)
 
 

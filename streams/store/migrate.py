@@ -216,7 +216,7 @@ class _Migration:
         consent: bool,
     ) -> None:
         reasons: list[str] = []
-        # Do not rely on the version: whoever planted the tables could have planted a version too.
+        # Do not rely on the version: anyone who planted the tables could have planted a version too.
         if actor.owner not in {actor.login, prerequisites.OWNER} and self._is_pending(catalog):
             reasons.append(
                 f"the tables belong to {actor.owner}, which would control row-level security, triggers and functions."
