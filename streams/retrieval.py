@@ -74,6 +74,7 @@ class Search:
         filters: ANDed conditions; None: no conditions.
         expand_parents: whether to return the parents that replace problems.
         limit: maximum number of rows to return.
+        with_passages: whether to return the content of the rows; not with ``expand_parents``.
     """
 
     vector: Vector
@@ -83,6 +84,7 @@ class Search:
     filters: Filters | None
     expand_parents: bool
     limit: int
+    with_passages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,13 @@ class ArmResult:
         complete: the scope has no more rows.
         truncated: the index scan reached its limit, and the scope is too large to search exactly; the candidates are
             those found until then.
+        passages: the content of the candidates, if the search asked for it.
     """
 
     candidates: Sequence[Candidate]
     complete: bool
     truncated: bool = False
+    passages: Mapping[UUID, "StoredPassage"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +205,8 @@ async def retrieve(
         on_stage: called at the start of each stage: ``search`` or ``assemble``.
     """
     timers = _StageTimers(on_stage)
-    fan_out = _FanOut(query, params, store)
     texts = _Texts(query.principals, store, count_tokens, budget=params.token_budget)
+    fan_out = _FanOut(query, params, store, on_passages=texts.add)
     skipping = params.token_budget is not None and params.profile.overflow == "skip"
     batch = 2 * params.k
     while True:
@@ -334,13 +338,17 @@ class _Texts:
         if not unread:
             return False
         passages = await self._store.passages(self._principals, unread)
+        self.add(passages)
+        return self._record_missing(unread, passages)
+
+    def add(self, passages: Mapping[UUID, StoredPassage]) -> None:
+        """Add texts that a search has returned."""
         self._passages.update(passages)
         for chunk_id, passage in passages.items():
             # A row may change between two reads: report the token count that the selection used.
             self._sizes.setdefault(
                 chunk_id, StoredSize(passage.token_count, len(passage.text_content), passage.file_description)
             )
-        return self._record_missing(unread, passages)
 
     def _record_missing(self, requested: Sequence[UUID], found: Collection[UUID]) -> bool:
         missing = {chunk_id for chunk_id in requested if chunk_id not in found}
@@ -396,8 +404,16 @@ class _Texts:
 class _FanOut:
     """The arms of one query, searched in parallel, each as far as needed."""
 
-    def __init__(self, query: QueryEmbedding, params: RetrievalParams, store: Store) -> None:
+    def __init__(
+        self,
+        query: QueryEmbedding,
+        params: RetrievalParams,
+        store: Store,
+        *,
+        on_passages: Callable[[Mapping[UUID, StoredPassage]], None],
+    ) -> None:
         self._query = query
+        self._on_passages = on_passages
         self._store = store
         self._expand = params.profile.expand_parents
         self._threshold = params.similarity_threshold
@@ -405,6 +421,8 @@ class _FanOut:
         scopes: tuple[Scope, ...] = ("global",) if query.topic_id is None else ("local", "global")
         # The global arm returns the local arm's chunks again, and children share parents: request more than k at once.
         limit = params.k * len(scopes) * (3 if self._expand else 1)
+        # Without another arm, parents or a budget, the selection is the first k: get their texts in the same call.
+        self._with_passages = len(scopes) == 1 and not self._expand and params.token_budget is None
         self._limits: dict[Scope, int] = dict.fromkeys(scopes, limit)
         self._stale = set(scopes)
         self.arms: dict[Scope, Arm] = {}
@@ -455,8 +473,10 @@ class _FanOut:
                 filters=query.filters,
                 expand_parents=self._expand,
                 limit=self._limits[scope],
+                with_passages=self._with_passages,
             )
         )
+        self._on_passages(result.passages)
         self.truncated = self.truncated or result.truncated
         self.arms[scope] = rank_candidates(
             result.candidates,

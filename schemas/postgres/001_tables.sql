@@ -1,7 +1,8 @@
 -- The store's tables. If a back end already has them, they are kept, and only missing columns are added.
 --
 -- These files are plain SQL, applied in order by `anabranch migrate`, or by hand in one transaction:
---   psql --single-transaction -v principals_setting=anabranch.principals -f 001_tables.sql -f 002_derived.sql …
+--   psql --single-transaction -v principals_setting=anabranch.principals -v vector_schema=public \
+--     -f 001_tables.sql -f 002_derived.sql …
 -- `migrate` skips each statement whose object already exists, and applies the others with short locks, in a different
 -- order. Apply them by hand only to a new store: an upgrade may also need a step from steps/.
 -- A statement ends with a semicolon at the end of a line, outside $$ … $$.

@@ -1,10 +1,12 @@
 -- Indexes for fast searches. An existing index with the same definition and another name is equivalent and is kept: on a
 -- large store, build the HNSW index beforehand with CREATE INDEX CONCURRENTLY and a large maintenance_work_mem.
 
--- Nearest neighbours by cosine distance. With 50,000 vectors, many of them close together, a search with 200 candidates
--- finds 98.9 % of the 15 nearest with pgvector's default ef_construction of 64 (for one query only a third), and all of
--- them with 200. The build takes 2.5 times as long.
-CREATE INDEX IF NOT EXISTS document_chunks_embedding ON public.document_chunks USING hnsw (embedding vector_cosine_ops) WITH (ef_construction = 200);
+-- Nearest neighbours by cosine distance. Half precision: the index is half as large, and finds the same rows; searches take
+-- the distances from the full vectors. Normalized first, because halfvec has no room for components above 65,504 or below
+-- 6e-8. With m = 32, a search with 100 candidates finds the nearest rows in dense clusters that m = 16 misses at any number
+-- of candidates; docs/performance.md has the table.
+-- A store from an earlier release may keep its index on the full vectors: searches use whichever exists.
+CREATE INDEX IF NOT EXISTS document_chunks_embedding_halfvec ON public.document_chunks USING hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops) WITH (m = 32, ef_construction = 200);
 
 -- For a session's chunks, and for callers with few readable rows. The index for a document's chunks is in
 -- 002_derived.sql.

@@ -116,7 +116,6 @@ async def _directly(
         settings.store_dsn,
         connections=2 * options.in_flight,
         search_timeout_seconds=min(options.timeout_seconds, settings.anabranch_search_timeout_seconds),
-        principals_setting=settings.anabranch_principals_setting,
         exact_scan_rows=settings.anabranch_exact_scan_rows,
     )
     direct = DirectStore(

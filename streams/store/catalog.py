@@ -21,6 +21,7 @@ from streams.store.reference import (
     Statement,
     function_definition,
     function_names,
+    index_definitions,
     normalized,
     normalized_index,
     normalized_trigger,
@@ -30,6 +31,7 @@ __all__ = [
     "INDEX_DEFINITION",
     "OBJECT_KINDS",
     "UNREADABLE",
+    "USABLE_INDEX",
     "Catalog",
     "Connection",
     "Function",
@@ -39,6 +41,7 @@ __all__ = [
     "qualified_names",
     "quoted",
     "read_catalog",
+    "vector_schema",
 ]
 
 Connection: TypeAlias = (
@@ -138,16 +141,16 @@ class Catalog:
         return any(found.name == statement.name for found in self.functions) and not self.has(statement)
 
     def index_for(self, statement: Statement) -> Index | None:
-        """A valid index with the same definition and any name or parameters, which do not affect searches."""
-        expected = normalized_index(statement.definition)
-        for index in self.indexes:
-            if (
-                index.table == statement.table
-                and index.valid
-                and index.usable
-                and index.definition == expected
-            ):
-                return index
+        """A valid index with the same definition, or that of an earlier release; its name and parameters may differ."""
+        for definition in index_definitions(statement):
+            for index in self.indexes:
+                if (
+                    index.table == statement.table
+                    and index.valid
+                    and index.usable
+                    and index.definition == definition
+                ):
+                    return index
         return None
 
 
@@ -193,7 +196,8 @@ def _is_granted(catalog: Catalog, statement: Statement) -> bool:
         return catalog.schema_usage >= set(roles)
     return all(
         (table, column, role, privilege) in catalog.rights or (table, "", role, privilege) in catalog.rights
-        for table in re.findall(r"public\.(\w+)", match["tables"])
+        # A function's name is followed by its signature, which may contain types in schema public.
+        for table in re.findall(r"public\.(\w+)\(" if match["functions"] else r"public\.(\w+)", match["tables"])
         for column in re.findall(r"\w+", match["columns"] or "") or [""]
         for role in roles
         for privilege in re.findall(r"\w+", match["privileges"])
@@ -220,7 +224,7 @@ _HAS: Final[dict[Kind, Callable[[Catalog, Statement], bool]]] = {
 OBJECT_KINDS: Final = tuple(_HAS)
 
 _GRANT: Final = re.compile(
-    r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?\s+ON (?:(?P<schema>SCHEMA public)|(?P<tables>.+?))"
+    r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?\s+ON (?:(?P<schema>SCHEMA public)|(?P<functions>FUNCTION)?(?P<tables>.+?))"
     r"\s+TO (?P<roles>[\w, ]+)$",
     re.DOTALL,
 )
@@ -287,6 +291,15 @@ async def qualified_names(connection: Connection) -> AsyncIterator[None]:
         await connection.executemany(
             "SELECT set_config($1, $2, true)", [(row["name"], row["value"]) for row in rows]
         )
+
+
+async def vector_schema(connection: Connection) -> str:
+    """pgvector's schema, quoted for SQL if necessary; ``public`` if the extension is missing."""
+    schema = await connection.fetchval(
+        "SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
+        " WHERE e.extname = 'vector'"
+    )
+    return str(schema or "public")
 
 
 def quoted(identifier: str) -> str:
@@ -358,10 +371,15 @@ INDEX_DEFINITION: Final = (
     "regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')"
 )
 
+#: Whether the index `i` is not partial, or partial only by excluding chunks without an embedding, in SQL.
+USABLE_INDEX: Final = (
+    "(i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')"
+)
+
 _INDEXES: Final = f"""
     SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,
            {INDEX_DEFINITION} AS definition,
-           i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)' AS usable
+           {USABLE_INDEX} AS usable
     FROM pg_index i
     JOIN pg_class c ON c.oid = i.indexrelid
     JOIN pg_class t ON t.oid = i.indrelid

@@ -30,6 +30,7 @@ _OUT_OF_TIME = {
     "57014": "PostgreSQL cancelled the search (statement timeout)",
     "25P04": "PostgreSQL ended the search's session (transaction timeout)",
 }
+_WITHOUT_ROW_SECURITY = "AB001"  # raised by anabranch_require_row_security
 _IDLE_IN_TRANSACTION = "25P03"
 _POOLER = (
     "a prepared statement is missing; configure the connection pooler to support them"
@@ -87,6 +88,11 @@ def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
         error, asyncpg.InvalidCachedStatementError
     ):  # before the SQLSTATE, which is misleading here
         return StoreUnavailable("the schema changed under a prepared statement")
+    if state == _WITHOUT_ROW_SECURITY:
+        return StoreMisconfigured(
+            "row-level security is not active for this role on every table, so all rows were discarded;"
+            " run `anabranch check` for the reason, or `anabranch migrate` to enable it"
+        )
     if state in _OUT_OF_TIME:
         return SearchTimeout(_OUT_OF_TIME[state])
     if remedy := _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2]):

@@ -16,7 +16,7 @@ from typing import Final
 import asyncpg
 
 from streams.store import derivation, indexes, prerequisites
-from streams.store.catalog import OBJECT_KINDS, UNREADABLE, Catalog, quoted, read_catalog
+from streams.store.catalog import OBJECT_KINDS, UNREADABLE, Catalog, Index, quoted, read_catalog, vector_schema
 from streams.store.locked_out import LockedOutRole, locked_out_roles, requirement
 from streams.store.locks import LockRetries, LockUnavailable, hold_advisory_lock
 from streams.store.owner_checks import other_triggers, restrictions
@@ -28,6 +28,7 @@ from streams.store.reference import (
     InvalidReference,
     Kind,
     Statement,
+    normalized_index,
     reference,
     replaced_functions,
     steps,
@@ -88,9 +89,8 @@ async def migrate(
     """
     async with _session(dsn) as (connection, locks):
         await hold_advisory_lock(connection)
-        migration = _Migration(
-            Runner(connection, locks, dry_run=False, report=report), _reference(principals_setting)
-        )
+        runner = Runner(connection, locks, dry_run=False, report=report)
+        migration = await _migration(runner, principals_setting)
         await migration.run(consent=consent, prune=prune)
         return migration.runner.done
 
@@ -103,7 +103,7 @@ async def plan(dsn: str, *, principals_setting: str, prune: bool = False) -> lis
     """
     async with _session(dsn) as (connection, locks):
         runner = Runner(connection, locks, dry_run=True, report=None)
-        await _Migration(runner, _reference(principals_setting)).run(consent=True, prune=prune)
+        await (await _migration(runner, principals_setting)).run(consent=True, prune=prune)
         return runner.script
 
 
@@ -133,9 +133,10 @@ async def _session(dsn: str) -> AsyncIterator[tuple["asyncpg.Connection[asyncpg.
             await connection.close(timeout=5)
 
 
-def _reference(principals_setting: str) -> Sequence[Statement]:
+async def _migration(runner: Runner, principals_setting: str) -> "_Migration":
+    schema = await vector_schema(runner.connection)
     try:
-        return reference(principals_setting)
+        return _Migration(runner, reference(principals_setting, schema), schema)
     except InvalidReference as error:
         raise MigrationError(str(error)) from error
 
@@ -143,9 +144,10 @@ def _reference(principals_setting: str) -> Sequence[Statement]:
 class _Migration:
     """One run of the migration."""
 
-    def __init__(self, runner: Runner, statements: Sequence[Statement]) -> None:
+    def __init__(self, runner: Runner, statements: Sequence[Statement], vector_schema: str) -> None:
         self.runner = runner
         self._statements = statements
+        self._vector_schema = vector_schema
 
     async def run(self, *, consent: bool, prune: bool) -> None:
         prerequisites.check_server(self.runner.connection)
@@ -251,12 +253,8 @@ class _Migration:
 
     async def _act_as(self, actor: prerequisites.Actor) -> None:
         connection = self.runner.connection
-        schema = await connection.fetchval(
-            "SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
-            " WHERE e.extname = 'vector'"
-        )
         set_role = [f"SET ROLE {quoted(actor.owner)}"] if actor.owner != actor.login else []
-        set_role.append(f"SET search_path = pg_catalog, {schema or 'public'}")
+        set_role.append(f"SET search_path = pg_catalog, {self._vector_schema}")
         self.runner.preamble(set_role)
         if actor.owner == actor.login or await prerequisites.role_exists(connection, actor.owner):
             for statement in set_role:
@@ -329,9 +327,12 @@ class _Migration:
             if (
                 statement.kind == "index"
                 and (statement.file[:3] <= _LAST_EARLY_FILE) == early
-                and not catalog.has(statement)
             ):
-                await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
+                found = catalog.index_for(statement)
+                if found is None:
+                    await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
+                elif found.definition != normalized_index(statement.definition):
+                    self.runner.say(_newer_index(found, statement))
 
     async def _policies(self) -> None:
         self.runner.phase("policies")
@@ -446,6 +447,15 @@ def _require_version(catalog: Catalog, actor: prerequisites.Actor) -> None:
             f"{actor.owner} may not read the schema version. As a superuser, run"
             f" GRANT USAGE ON SCHEMA public TO {owner}; GRANT SELECT ON public.{VERSION_TABLE} TO {owner};"
         )
+
+
+def _newer_index(found: Index, statement: Statement) -> str:
+    """A new index may take hours to build, so the operator chooses when."""
+    create = statement.sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+    return (
+        f"note: the index {found.name} of {statement.table} still works, but this release's is half as large and finds"
+        f" more of the nearest rows. To replace it:\n{create};\nDROP INDEX CONCURRENTLY public.{quoted(found.name)};"
+    )
 
 
 def _done(statement: Statement) -> str:

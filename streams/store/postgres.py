@@ -7,10 +7,8 @@ run, or what to select from them. `streams.store.error_translation` translates e
 import asyncio
 import json
 import math
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
 from itertools import chain
 from typing import TypeVar
 from uuid import UUID
@@ -22,56 +20,36 @@ from streams.core.errors import StoreMisconfigured
 from streams.core.messages import Filters
 from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
+from streams.store.catalog import vector_schema
 from streams.store.error_translation import translate
-from streams.store.reference import inline_functions
+from streams.store.vector_index import VectorIndex, read_vector_index
 
 __all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
 
 T = TypeVar("T")
-
-# hnsw.ef_search: the size of the index's candidate list; pgvector's maximum is 1,000.
-# 400 compensates for an index built with pgvector's default ef_construction; it costs about two milliseconds.
-_EF_SEARCH, _MAX_EF_SEARCH = 400, 1000
-
-# The index has to yield this multiple of the requested rows: if it starts in the wrong region, the nearest rows are not
-# among the first.
-_OVERFETCH_FACTOR = 4
-# The maximum of additional rows, so that a large search does not exceed the index's scan limit.
-_MAX_EXTRA_ROWS = 1000
-
 
 #: A larger stored token count is an error: it would mean about ten megabytes of text. A result has at most a thousand
 #: passages, so with this limit their sum, including headers, fits the contract's int32.
 MAX_TOKEN_COUNT = 2_000_000
 
 
-_FRAGMENT = re.compile(r"SELECT \$fragment\$\n(.*)\n\$fragment\$ AS (\w+) \\gset", re.DOTALL)
-_STATEMENT = re.compile(r"(?:PREPARE \w+ AS\n)?(.*);", re.DOTALL)
-# Where a fragment is inserted; `::` is a cast.
-_INSERTED = re.compile(r"(?<!:):([a-z_]+)")
+# Every statement that a worker sends. Values are bound.
+_SCOPE = "$2, $3, $4, $5, $6, $7, $8, $9"
+_SQL = {
+    "search": f"SELECT * FROM public.anabranch_search($1, {_SCOPE}, $10, $11, $12, $13, $14, $15)",
+    "search_passages": f"SELECT * FROM public.anabranch_search_passages($1, {_SCOPE}, $10, $11, $12, $13, $14)",
+    "passages": "SELECT * FROM public.anabranch_passages($1, $2, $3)",
+    "sizes": "SELECT * FROM public.anabranch_sizes($1, $2, $3)",
+    # A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
+    "probe": """
+        SELECT FROM public.document_chunks, public.documents, public.chunk_topics, public.chunk_metadata,
+                    public.access_sets
+        LIMIT 0
+    """,
+}
 
-
-def _statements() -> dict[str, str]:
-    """The statements of `queries.sql`, without what psql needs to prepare them."""
-    parts = (files("streams.store") / "queries.sql").read_text(encoding="utf-8").split("-- name: ")[1:]
-    fragments: dict[str, str] = {}
-    statements: dict[str, str] = {}
-    for name, _, text in (part.partition("\n") for part in parts):
-        sql = re.sub(r"\A(--.*\n)*", "", text).strip()
-        if fragment := _FRAGMENT.fullmatch(sql):
-            fragments[fragment[2]] = fragment[1]
-        elif statement := _STATEMENT.fullmatch(sql):
-            statements[name] = statement[1]
-        else:
-            raise ValueError(f"queries.sql: {name} is neither a statement nor a fragment")
-
-    def insert(match: re.Match[str]) -> str:
-        return _INSERTED.sub(insert, fragments[match[1]])
-
-    return {name: inline_functions(_INSERTED.sub(insert, sql)) for name, sql in statements.items()}
-
-
-_SQL = _statements()
+# How long to wait for the server to cancel a statement.
+_CANCEL_SECONDS = 1.0
 
 # A connection acquired from a pool.
 PooledConnection = asyncpg.pool.PoolConnectionProxy
@@ -84,7 +62,6 @@ class PostgresStore:
         dsn: any connection string that asyncpg accepts; passed on unchanged.
         connections: maximum number of connections; an event in flight uses two.
         search_timeout_seconds: timeout of one search, including the wait for a connection.
-        principals_setting: the name of the setting that the row-level policies read.
         exact_scan_rows: scopes up to this size are searched exactly if the index scan stopped early.
         small_scope_rows: scopes up to this size are always searched exactly.
     """
@@ -95,16 +72,16 @@ class PostgresStore:
         *,
         connections: int,
         search_timeout_seconds: float,
-        principals_setting: str,
         exact_scan_rows: int,
         small_scope_rows: int = 1000,
     ) -> None:
         self._dsn = dsn
         self._connections = connections
         self._timeout = search_timeout_seconds
-        self._setting = principals_setting
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
+        self._index = VectorIndex(by_halfvec=True, ef_search=0)
+        self._closing: set[asyncio.Task[None]] = set()
         self._pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
@@ -113,13 +90,16 @@ class PostgresStore:
             self._dsn,
             min_size=0,
             max_size=self._connections,
-            init=register_vector,
+            init=self._initialize,
             # Principals and settings are local to each transaction, so nothing has to be reset: saves a round trip.
             reset=_nothing_to_reset,
             timeout=self._timeout,
-            command_timeout=self._timeout,
             server_settings={"application_name": "anabranch"},
         )
+
+    async def _initialize(self, connection: asyncpg.Connection) -> None:
+        await register_vector(connection, schema=await vector_schema(connection))
+        self._index = await read_vector_index(connection)
 
     async def close(self, *, timeout_seconds: float) -> None:
         """Close every connection, forcibly if it does not close in time."""
@@ -131,6 +111,7 @@ class PostgresStore:
                 await pool.close()
         except TimeoutError:
             pool.terminate()
+        await asyncio.gather(*self._closing)
 
     def connections(self) -> Iterable[tuple[str, int]]:
         """(state, connections), for the metric."""
@@ -181,6 +162,7 @@ class PostgresStore:
         """Run a preflight on one of the pool's connections, so that it sees what the searches will see."""
         with _translated():
             async with asyncio.timeout(self._timeout), self._connection() as connection:
+                self._index = await read_vector_index(connection)
                 return await inspection(connection)
 
     async def search(self, search: Search) -> ArmResult:
@@ -189,9 +171,26 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
-        with _translated():
-            async with asyncio.timeout(self._timeout) as limit:
-                return await self._search(search, limit)
+        index = self._index
+        scope = (search.vector, search.session_id, search.topic_id, *_conditions(search.filters), search.limit)
+        bounds = (self._small_scope_rows, self._exact_scan_rows, index.by_halfvec, index.ef_search)
+        if search.with_passages:
+            rows = await self._call("search_passages", search.principals, *scope, *bounds)
+            found = [row for row in rows if row["id"] is not None]
+            return ArmResult(
+                [Candidate(row["id"], row["distance"]) for row in found],
+                complete=rows[0]["complete"],
+                truncated=rows[0]["truncated"],
+                passages={row["id"]: _passage(row) for row in found},
+            )
+        [row] = await self._call("search", search.principals, *scope, search.expand_parents, *bounds)
+        ids, distances = row["ids"] or (), row["distances"] or ()
+        if row["parent_ids"] is None:
+            candidates = [Candidate(*found) for found in zip(ids, distances, strict=True)]
+        else:
+            parents = row["parent_ids"], row["parents_missing"]
+            candidates = [Candidate(*found) for found in zip(ids, distances, *parents, strict=True)]
+        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"])
 
     async def sizes(self, principals: Sequence[str], chunk_ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
         """Data, except the texts, of those chunks that the requesting principals may (still) read.
@@ -199,17 +198,11 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
-        with _translated():
-            async with (
-                asyncio.timeout(self._timeout) as limit,
-                self._transaction_as(principals, limit) as connection,
-            ):
-                rows = await _protected(connection, _SQL["sizes"], list(chunk_ids))
         return {
             row["id"]: StoredSize(
                 _token_count(row["token_count"])[0], row["text_bytes"], row["file_description"]
             )
-            for row in rows
+            for row in await self._call("sizes", principals, chunk_ids)
         }
 
     async def passages(
@@ -220,98 +213,23 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
+        return {row["id"]: _passage(row) for row in await self._call("passages", principals, chunk_ids)}
+
+    async def _call(self, name: str, principals: Sequence[str], *values: object) -> list[asyncpg.Record]:
+        """Call a function for these principals, in a transaction of its own."""
         with _translated():
-            async with (
-                asyncio.timeout(self._timeout) as limit,
-                self._transaction_as(principals, limit) as connection,
-            ):
-                rows = await _protected(connection, _SQL["passages"], list(chunk_ids))
-        return {row["id"]: _passage(row) for row in rows}
-
-    async def _search(self, search: Search, limit: asyncio.Timeout) -> ArmResult:
-        """Search one arm: exactly if its scope is small enough to read, else through the vector index.
-
-        The scope is the arm's rows that the principals may read and that meet the filters. An exact search stops one
-        row above its bound: the scope is then larger, and the rows are discarded. The rows wanted from the index are
-        four times the search's limit, but at most 1,000 more than the limit. In this order:
-
-        step  runs if                         statement             bound (default)                  is the result if
-        ----  ------------------------------  --------------------  -------------------------------  ----------------
-        1     always                          search_exactly        small_scope_rows (1,000)         scope ≤ bound
-        2     scope > bound of 1              search_approximately  1,000 tuples of the index        all wanted found
-        3     2 found fewer rows than wanted  search_exactly        exact_scan_rows / 4 (5,000)      scope ≤ bound
-        4     scope > bound of 3              search_approximately  hnsw.max_scan_tuples (20,000)    all wanted found
-        5     4 found fewer rows than wanted  search_exactly        exact_scan_rows (20,000)         scope ≤ bound
-        6     scope > bound of 5              none                  the rows that 4 found            always: truncated
-
-        - No bound of an exact search is above exact_scan_rows, and the bound of 3 is never below the bound of 1. The
-          bound of 2 is never above the server's hnsw.max_scan_tuples.
-        - Steps 1 and 2 share a transaction, and so do 3 and 4. Step 5 has its own.
-        - A result of 1, 3 or 5 is `complete` if the scope has no more rows than the limit. A result of 2, 4 or 6 never
-          is. A truncated result has the warning `scan_truncated`.
-        """
-        scope = (search.session_id, search.topic_id, *_conditions(search.filters))
-        arguments = (search.vector, *scope, search.limit, search.expand_parents)
-        rows_wanted = min(_OVERFETCH_FACTOR * search.limit, search.limit + _MAX_EXTRA_ROWS)
-        # Search a small scope exactly right away: this costs no more than an approximate search. If the index finds few
-        # rows at first, the scope is a small part of the store or far from the query: reading it then costs no more
-        # than continuing the index scan, and misses nothing.
-        larger = max(self._small_scope_rows, self._exact_scan_rows // 4)
-        for scope_rows, limited_scan in ((self._small_scope_rows, True), (larger, False)):
-            async with self._transaction_as(
-                search.principals, limit, rows_wanted=rows_wanted, limited_scan=limited_scan
-            ) as connection:
-                exactly = await _protected(connection, _SQL["search_exactly"], *arguments, scope_rows + 1)
-                if (size := _rows_scanned(exactly)) <= scope_rows:
-                    return ArmResult(_candidates(exactly), complete=size <= search.limit)
-                rows = await _protected(connection, _SQL["search_approximately"], *arguments, rows_wanted)
-            if _rows_scanned(rows) == rows_wanted:
-                return ArmResult(_candidates(rows), complete=False)
-        # The index scan reached its limit.
-        async with self._transaction_as(search.principals, limit) as connection:
-            exactly = await _protected(
-                connection, _SQL["search_exactly"], *arguments, self._exact_scan_rows + 1
-            )
-        if (size := _rows_scanned(exactly)) <= self._exact_scan_rows:
-            return ArmResult(_candidates(exactly), complete=size <= search.limit)
-        return ArmResult(_candidates(rows), complete=False, truncated=True)
-
-    @asynccontextmanager
-    async def _transaction_as(
-        self,
-        principals: Sequence[str],
-        limit: asyncio.Timeout,
-        *,
-        rows_wanted: int = 0,
-        limited_scan: bool = False,
-    ) -> AsyncIterator[PooledConnection]:
-        """A transaction in which the row-level policies see these principals.
-
-        Args:
-            principals: the requesting principals.
-            limit: when the caller gives up; the server's timeout is the time left until then.
-            rows_wanted: how many rows an approximate search has to find.
-            limited_scan: whether the index scan stops early.
-        """
-        async with self._connection() as connection:
-            await connection.execute(_SQL["begin"])
-            await connection.fetch(
-                _SQL["settings"],
-                self._setting,
-                json.dumps(list(principals)),
-                str(_milliseconds_left(limit)),
-                str(min(max(_EF_SEARCH, rows_wanted), _MAX_EF_SEARCH)),
-                limited_scan,
-            )
-            yield connection
-            await connection.execute(_SQL["commit"])
+            async with asyncio.timeout(self._timeout) as limit, self._connection() as connection:
+                rows: list[asyncpg.Record] = await connection.fetch(
+                    _SQL[name], json.dumps(list(principals)), *values, _milliseconds_left(limit)
+                )
+        return rows
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PooledConnection]:
         """A pooled connection that is returned to the pool only in a known state.
 
-        On any error, including cancellation, the connection is closed, not reset: no principal can remain on it, and
-        nothing waits for a server that does not answer.
+        On any error, including cancellation, the connection is closed, not reset: no principal can remain on it. Closing
+        cancels the statement on the server; nobody waits for that.
         """
         pool = self._pool  # `close` may clear it while this search is still ending
         if pool is None:
@@ -320,27 +238,17 @@ class PostgresStore:
         try:
             yield connection
         except BaseException:
-            # If the server has closed the connection, the pool has already discarded it; keep the original error.
-            with suppress(asyncpg.InterfaceError):
-                connection.terminate()
+            closing = asyncio.create_task(self._discard(pool, connection))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
             raise
-        finally:
-            await pool.release(connection)
+        await pool.release(connection)
 
-
-async def _protected(connection: PooledConnection, statement: str, *values: object) -> list[asyncpg.Record]:
-    """The rows of a statement that includes the fragment `protected`.
-
-    Raises:
-        StoreMisconfigured: row-level security was not active, so the rows may not be allowed for these principals.
-    """
-    rows: list[asyncpg.Record] = await connection.fetch(statement, *values)
-    if rows and not rows[0]["protected"]:
-        raise StoreMisconfigured(
-            "row-level security is not active for this role on every table, so all rows were discarded;"
-            " run `anabranch check` for the reason, or `anabranch migrate` to enable it"
-        )
-    return rows
+    async def _discard(self, pool: "asyncpg.Pool[asyncpg.Record]", connection: PooledConnection) -> None:
+        # The server may have closed the connection, or may not answer; asyncpg then closes its end.
+        with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError):
+            await connection.close(timeout=_CANCEL_SECONDS)
+        await pool.release(connection)
 
 
 def _milliseconds_left(limit: asyncio.Timeout) -> int:
@@ -378,15 +286,6 @@ def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | 
         return (None, None, None, None)
     metadata = list(chain.from_iterable((filters.metadata or {}).items())) or None
     return (filters.section, filters.document_type, filters.source_url_prefix, metadata)
-
-
-def _candidates(rows: Iterable[asyncpg.Record]) -> list[Candidate]:
-    return [Candidate(row[0], row[1], row[2], row[3]) for row in rows]
-
-
-def _rows_scanned(rows: Sequence[asyncpg.Record]) -> int:
-    """Number of rows of the scope that a search has read; 0 if the answer is empty."""
-    return int(rows[0]["rows_scanned"]) if rows else 0
 
 
 def _passage(row: asyncpg.Record) -> StoredPassage:

@@ -26,7 +26,7 @@ __all__ = [
     "check_setting_name",
     "function_definition",
     "function_names",
-    "inline_functions",
+    "index_definitions",
     "is_compatible_type",
     "normalized",
     "normalized_index",
@@ -104,7 +104,8 @@ Kind = Literal[
 ]
 
 _SETTING_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+")
-_PLACEHOLDER: Final = ":'principals_setting'"
+_SETTING_PLACEHOLDER: Final = ":'principals_setting'"
+_SCHEMA_PLACEHOLDER: Final = ":vector_schema"
 
 
 class InvalidReference(Exception):
@@ -147,8 +148,12 @@ def check_setting_name(name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def reference(principals_setting: str) -> tuple[Statement, ...]:
+def reference(principals_setting: str, vector_schema: str = "public") -> tuple[Statement, ...]:
     """The reference schema's statements, in order.
+
+    Args:
+        principals_setting: the setting in which workers pass the requesting principals.
+        vector_schema: pgvector's schema, quoted if necessary.
 
     Raises:
         InvalidReference: the setting's name is invalid.
@@ -157,7 +162,9 @@ def reference(principals_setting: str) -> tuple[Statement, ...]:
     return tuple(
         _parsed(file, sql)
         for file, text in _files()
-        for sql in _split(text.replace(_PLACEHOLDER, f"'{name}'"))
+        for sql in _split(
+            text.replace(_SETTING_PLACEHOLDER, f"'{name}'").replace(_SCHEMA_PLACEHOLDER, vector_schema)
+        )
     )
 
 
@@ -196,48 +203,6 @@ _READ: Final = re.compile(
 )
 
 
-def inline_functions(sql: str) -> str:
-    """Replace each call of the schema's functions that only compute an expression with that expression.
-
-    PostgreSQL would do the same, but parse the functions again for each execution. In a search that is planned for each
-    execution, this takes 0.04 ms, up to a tenth of its time.
-    """
-
-    def replace(call: re.Match[str]) -> str:
-        parameters, expression = _expressions()[call["name"]]
-        values = dict(zip(parameters, call["arguments"].split(", "), strict=True))
-        return (
-            "(" + re.sub(rf"\b({'|'.join(values)})\b", lambda name: f"({values[name[1]]})", expression) + ")"
-        )
-
-    return _CALL.sub(replace, sql)
-
-
-# Arguments may contain parentheses, but not nested ones.
-_CALL: Final = re.compile(r"public\.(?P<name>anabranch_\w+)\((?P<arguments>(?:[^()]|\([^()]*\))*)\)")
-_EXPRESSION: Final = re.compile(
-    r"CREATE OR REPLACE FUNCTION public\.\w+\((?P<parameters>[^)]*)\).*\$\$\s*SELECT (?P<expression>.*?)\s*\$\$$",
-    re.DOTALL,
-)
-
-
-@lru_cache(maxsize=1)
-def _expressions() -> dict[str, tuple[list[str], str]]:
-    """The parameters and the expression of each function that searches may call, by name."""
-    statements = reference("anabranch.principals")
-    callable_names = {
-        name
-        for statement in statements
-        if statement.sql.startswith("GRANT EXECUTE")
-        for name in re.findall(r"public\.(\w+)", statement.sql)
-    }
-    return {
-        statement.name: (re.findall(r"(\w+) \w+(?:, |$)", match["parameters"]), match["expression"])
-        for statement in statements
-        if statement.name in callable_names and (match := _EXPRESSION.match(statement.sql))
-    }
-
-
 def is_compatible_type(found: str, expected: str) -> bool:
     """Whether a column of one type can be used as another."""
     return (
@@ -262,6 +227,14 @@ def normalized(text: str) -> str:
 def normalized_trigger(text: str) -> str:
     """A trigger's definition without parentheses, which PostgreSQL adds: no condition here mixes AND and OR."""
     return re.sub(r"[()]", "", normalized(text.replace("CREATE OR REPLACE TRIGGER", "CREATE TRIGGER")))
+
+
+def index_definitions(statement: Statement) -> list[str]:
+    """An index's definition, and those of earlier releases that searches can use instead; normalized."""
+    return [normalized_index(text) for text in (statement.definition, *_EARLIER.get(statement.name, ()))]
+
+
+_EARLIER: Final = {"document_chunks_embedding_halfvec": ("USING hnsw (embedding vector_cosine_ops)",)}
 
 
 def normalized_index(text: str) -> str:

@@ -16,7 +16,7 @@ import asyncpg
 
 from streams.store.catalog import Catalog, Connection, quoted, read_catalog
 from streams.store.postgres import MAX_TOKEN_COUNT
-from streams.store.reference import TABLES, Statement, normalized_index, reference
+from streams.store.reference import TABLES, Statement, index_definitions, reference
 from streams.store.verification import Difference, NotVerified, hidden_tables, verify
 
 __all__ = [
@@ -647,11 +647,11 @@ _SIZES: Final = """
 
 def _index(catalog: Catalog, statement: Statement, sizes: Mapping[str, asyncpg.Record]) -> Index:
     """The index that serves a statement of the reference. As in `migrate`, names and parameters are ignored."""
-    expected = normalized_index(statement.definition)
+    definitions = index_definitions(statement)
     found = [
         index
         for index in catalog.indexes
-        if index.table == statement.table and index.usable and index.definition == expected
+        if index.table == statement.table and index.usable and index.definition in definitions
     ]
     shown = statement.definition.removeprefix("USING ")
     if not found:

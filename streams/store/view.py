@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from streams.store.catalog import Catalog, Connection, read_catalog
+from streams.store.catalog import Catalog, Connection, read_catalog, vector_schema
 from streams.store.reference import (
     SCHEMA_VERSION,
     TABLES,
@@ -67,5 +67,5 @@ async def load_view(connection: Connection, principals_setting: str) -> StoreVie
         principals_setting,
         await connection.fetchval("SELECT current_user::text"),
         await read_catalog(connection),
-        reference(principals_setting),
+        reference(principals_setting, await vector_schema(connection)),
     )

@@ -103,7 +103,6 @@ class WorkerApp:
             # Two for each event in flight, so that no arm has to wait for one; one for the probe.
             connections=2 * settings.anabranch_concurrency + 1,
             search_timeout_seconds=settings.anabranch_search_timeout_seconds,
-            principals_setting=settings.anabranch_principals_setting,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
         )
         self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)

@@ -122,7 +122,7 @@ class Evaluation:
 async def _opened(dsn: str) -> AsyncIterator[PostgresStore]:
     """A store as a worker has it by default."""
     store = PostgresStore(
-        dsn, connections=2, search_timeout_seconds=20, principals_setting=SETTING, exact_scan_rows=20_000
+        dsn, connections=2, search_timeout_seconds=20, exact_scan_rows=20_000
     )
     await store.open()
     try:
@@ -139,7 +139,7 @@ async def _counted(database: Database) -> tuple[int, str]:
         sets = await connection.fetchval("SELECT count(*) FROM access_sets")
         sizes = await connection.fetchval(
             "SELECT format('chunks %s, HNSW %s', pg_size_pretty(pg_table_size('document_chunks')),"
-            " pg_size_pretty(pg_relation_size('document_chunks_embedding')))"
+            " pg_size_pretty(pg_relation_size('document_chunks_embedding_halfvec')))"
         )
     finally:
         await connection.close()

@@ -27,14 +27,17 @@ _QUERIES: Final = 20
 # What the plain statements are run with: the search's own settings, where they have a say.
 _OWNER_SETTINGS: Final = """
     SET jit = off; SET random_page_cost = 1; SET plan_cache_mode = force_custom_plan;
-    SET hnsw.ef_search = 400; SET hnsw.iterative_scan = strict_order
+    SET hnsw.ef_search = 100; SET hnsw.iterative_scan = strict_order
 """
 _EXACTLY: Final = """
     WITH scope AS MATERIALIZED (SELECT c.id, c.embedding <=> $1 AS distance FROM {tables} WHERE {condition})
     SELECT id FROM scope ORDER BY distance LIMIT 15
 """
 # By HNSW, where sorts are off.
-_BY_INDEX: Final = "SELECT c.id FROM {tables} WHERE {condition} ORDER BY c.embedding <=> $1 LIMIT 15"
+_BY_INDEX: Final = """
+    SELECT c.id FROM {tables} WHERE {condition}
+    ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> $1::vector::halfvec(768) LIMIT 15
+"""
 
 
 @dataclass(frozen=True)

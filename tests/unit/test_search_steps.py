@@ -56,7 +56,7 @@ async def steps_of(
         exact_scan_rows: the store's.
     """
     store = PostgresStore(
-        "", connections=1, search_timeout_seconds=1, principals_setting="", exact_scan_rows=exact_scan_rows
+        "", connections=1, search_timeout_seconds=1, exact_scan_rows=exact_scan_rows
     )
     transactions: list[dict[str, Any]] = []
     steps: list[tuple[int, str, int]] = []

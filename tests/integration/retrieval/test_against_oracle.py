@@ -227,7 +227,6 @@ class World:
 async def opened(database: Database, **options: Any) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(
         database.worker,
-        principals_setting=SETTING,
         **{"connections": 3, "search_timeout_seconds": 10, "exact_scan_rows": 20_000} | options,
     )
     await store.open()

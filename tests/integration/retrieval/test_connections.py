@@ -79,7 +79,6 @@ async def opened(
         database.worker,
         connections=connections,
         search_timeout_seconds=timeout_seconds,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
     )
     await store.open()
@@ -269,7 +268,6 @@ async def test_warming_up_keeps_no_connection_where_not_all_can_be_had(
         postgres.login("few", database),
         connections=8,
         search_timeout_seconds=30,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
     )
     await store.open()

@@ -74,7 +74,6 @@ async def opened(server: EmbeddedPostgres, *, timeout_seconds: float) -> AsyncIt
         server.dsn("worker", "postgres", "w"),
         connections=2,
         search_timeout_seconds=timeout_seconds,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
         small_scope_rows=5,  # so that a search takes more than one statement
     )

@@ -490,7 +490,6 @@ async def staged(database: Database, world: World) -> AsyncIterator[Stage]:
         database.worker,
         connections=CONNECTIONS,
         search_timeout_seconds=20,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
     )
     try:

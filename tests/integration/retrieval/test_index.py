@@ -74,7 +74,6 @@ async def answer(
         database.worker,
         connections=2,
         search_timeout_seconds=10,
-        principals_setting=SETTING,
         exact_scan_rows=exact_scan_rows,
         small_scope_rows=small_scope_rows,
     )

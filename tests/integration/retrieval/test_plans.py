@@ -92,7 +92,6 @@ async def store(loaded: Database) -> AsyncIterator[PostgresStore]:
         loaded.worker,
         connections=1,
         search_timeout_seconds=20,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
     )
     await opened.open()

@@ -53,7 +53,6 @@ async def opened(database: Database, *, small_scope_rows: int = 1000) -> AsyncIt
         database.worker,
         connections=3,
         search_timeout_seconds=20,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
         small_scope_rows=small_scope_rows,
     )

@@ -107,7 +107,6 @@ async def holding(request: pytest.FixtureRequest, database: Database) -> AsyncIt
             database.worker,
             connections=2,
             search_timeout_seconds=10,
-            principals_setting=SETTING,
             exact_scan_rows=20_000,
             small_scope_rows=1000 if request.param == "exactly" else 0,
         )

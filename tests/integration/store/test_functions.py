@@ -115,7 +115,6 @@ async def test_searches_inline_the_functions(database: Database, search: str) ->
         database.worker,
         connections=1,
         search_timeout_seconds=20,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
     )
     await store.open()

@@ -25,8 +25,19 @@ GRANT SELECT (id, document_id, session_id, parent_chunk_id, related_topic_ids, c
 GRANT SELECT (topic_id, chunk_id, session_id, access_set_id) ON public.chunk_topics TO anabranch_reader;
 GRANT SELECT (entry, chunk_id, access_set_id) ON public.chunk_metadata TO anabranch_reader;
 GRANT SELECT (id) ON public.access_sets TO anabranch_reader;
--- For searches by hand: a worker inserts these functions' expressions instead of calling them.
+-- The functions that searches call, and those that these call, with the worker's rights.
 GRANT EXECUTE ON FUNCTION
+  public.anabranch_search(
+    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, boolean, int, int, boolean, int, int),
+  public.anabranch_search_passages(
+    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, int, int, boolean, int, int),
+  public.anabranch_passages(text, uuid[], int), public.anabranch_sizes(text, uuid[], int),
+  public.anabranch_search_exactly(text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_search_index(boolean, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_scope_size(text, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_filtered_scope(uuid, uuid, text, text, text, text[]),
+  public.anabranch_has_metadata(jsonb, jsonb, text[]),
+  public.anabranch_act_as(text, int, text), public.anabranch_require_row_security(),
   public.anabranch_metadata_text(jsonb), public.anabranch_merged_metadata(jsonb, jsonb),
   public.anabranch_metadata_entry(text, text)
   TO anabranch_reader;

@@ -1,0 +1,419 @@
+-- Searches. A worker makes one call for each arm of a query. A call sets the requesting principals and all settings for its
+-- own transaction, so it works with a pooler in transaction mode, and nothing remains on the connection.
+--
+-- The functions run with the caller's rights: row-level security decides which rows they see. They are STABLE, so all
+-- statements of a call use one snapshot. They are written in PL/pgSQL because PostgreSQL plans all statements of an SQL
+-- function before the first one runs, and would ignore settings made inside.
+--
+-- The settings in the head of each function that workers call also hold for the functions that it calls:
+-- - A statement whose best plan does not depend on the values is planned once per session (force_generic_plan). Which plan
+--   is best for a filtered scope depends on the filters, so these statements are planned on each call (EXECUTE).
+-- - Hash joins, merge joins, parallel workers and JIT have to finish, or take longer to start than most searches take,
+--   before the first row. Costs are those of data in memory.
+-- - Sequential scans and sorts are a last resort. A plan made while the tables were empty would use them; and the only plan
+--   without a sort for the nearest rows is the vector index, so statistics cannot change which rows it finds.
+
+-- Fails unless row-level security is active for the caller on all tables that searches use. Called after the tables were
+-- read: their locks, held until the end of the transaction, prevent a change in between.
+CREATE OR REPLACE FUNCTION public.anabranch_require_row_security() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF NOT (row_security_active('public.document_chunks'::regclass::oid)
+          AND row_security_active('public.documents'::regclass::oid)
+          AND row_security_active('public.chunk_topics'::regclass::oid)
+          AND row_security_active('public.chunk_metadata'::regclass::oid)
+          AND row_security_active('public.access_sets'::regclass::oid)) THEN
+    RAISE EXCEPTION 'row-level security is not active for role % on every table', current_user
+      USING ERRCODE = 'AB001', HINT = 'Run anabranch check.';
+  END IF;
+END
+$$;
+
+-- Sets the requesting principals, a JSON array, and the time limit of each wait for a lock, until the end of the
+-- transaction.
+CREATE OR REPLACE FUNCTION public.anabranch_act_as(
+  principals text, milliseconds integer, setting text DEFAULT :'principals_setting'::text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  applied text;
+BEGIN
+  applied := set_config(setting, principals, true);
+  applied := set_config('lock_timeout', greatest(milliseconds, 1)::text, true);
+END
+$$;
+
+-- The scope of a filtered search, as a part of a statement with these parameters:
+-- $2 session · $3 topic · $4 section · $5 document type · $6 source URL prefix · $7 metadata: keys and values, alternating
+--
+-- Written for the ordinary indexes: the topic's chunks come from a table keyed by topic, and chunks with given metadata from
+-- a table keyed by key and value (the first two pairs, so that the planner can start with the rarer one).
+CREATE OR REPLACE FUNCTION public.anabranch_filtered_scope(
+  session uuid, topic uuid, by_section text, by_type text, by_prefix text, by_metadata text[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  pairs integer := coalesce(cardinality(by_metadata) / 2, 0);
+  of_document boolean := by_type IS NOT NULL OR by_prefix IS NOT NULL;
+BEGIN
+  RETURN ' FROM public.document_chunks c'
+    || CASE WHEN of_document OR pairs > 2 THEN ' LEFT JOIN public.documents d ON d.id = c.document_id' ELSE '' END
+    || CASE WHEN topic IS NOT NULL
+            THEN ' JOIN public.chunk_topics t ON t.topic_id = $3 AND t.session_id = $2 AND t.chunk_id = c.id' ELSE '' END
+    || CASE WHEN pairs >= 1
+            THEN ' JOIN public.chunk_metadata m1 ON m1.chunk_id = c.id'
+                 ' AND m1.entry = public.anabranch_metadata_entry($7[1], $7[2])' ELSE '' END
+    || CASE WHEN pairs >= 2
+            THEN ' JOIN public.chunk_metadata m2 ON m2.chunk_id = c.id'
+                 ' AND m2.entry = public.anabranch_metadata_entry($7[3], $7[4])' ELSE '' END
+    || ' WHERE c.embedding IS NOT NULL'
+    || CASE WHEN session IS NOT NULL THEN ' AND c.session_id = $2' ELSE '' END
+    || CASE WHEN by_section IS NOT NULL THEN ' AND c.section OPERATOR(pg_catalog.=) $4' ELSE '' END
+    || CASE WHEN by_type IS NOT NULL THEN ' AND d.document_type OPERATOR(pg_catalog.=) $5' ELSE '' END
+    || CASE WHEN by_prefix IS NOT NULL THEN ' AND d.source_url OPERATOR(pg_catalog.^@) $6' ELSE '' END
+    || CASE WHEN pairs > 2
+            THEN ' AND public.anabranch_has_metadata(d.metadata, c.metadata, $7)' ELSE '' END
+    -- No index supports the policies. So without a session, their condition is repeated for the documents if these are
+    -- filtered, because they are fewer.
+    || CASE WHEN session IS NULL AND of_document
+            THEN ' AND d.access_set_id = ANY (ARRAY(SELECT a.id FROM public.access_sets a))' ELSE '' END;
+END
+$$;
+
+-- Whether a chunk, with its document's metadata overridden by its own, has all of these keys and values, which alternate.
+CREATE OR REPLACE FUNCTION public.anabranch_has_metadata(document jsonb, chunk jsonb, pairs text[]) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT NOT EXISTS (
+    SELECT FROM pg_catalog.generate_series(1, pg_catalog.cardinality(pairs), 2) i
+    WHERE pairs[i OPERATOR(pg_catalog.+) 1] IS DISTINCT FROM public.anabranch_metadata_text(
+      coalesce(chunk OPERATOR(pg_catalog.->) pairs[i], document OPERATOR(pg_catalog.->) pairs[i])))
+$$;
+
+-- The number of searchable rows in a scope, counted up to most. Reads no vectors. A topic's chunks without an embedding
+-- count too. `scope`: of a filtered search.
+CREATE OR REPLACE FUNCTION public.anabranch_scope_size(
+  scope text, session uuid, topic uuid, by_section text, by_type text, by_prefix text, by_metadata text[], most integer)
+RETURNS integer
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  size integer;
+BEGIN
+  IF scope IS NOT NULL THEN
+    EXECUTE 'SELECT count(*) FROM (SELECT' || scope || ' LIMIT $1) s'
+    INTO size USING most, session, topic, by_section, by_type, by_prefix, by_metadata;
+  ELSIF topic IS NOT NULL THEN
+    SELECT count(*) INTO size
+    FROM (SELECT FROM public.chunk_topics t WHERE t.topic_id = topic AND t.session_id = session LIMIT most) s;
+  ELSIF session IS NOT NULL THEN
+    SELECT count(*) INTO size
+    FROM (SELECT FROM public.document_chunks c WHERE c.session_id = session AND c.embedding IS NOT NULL LIMIT most) s;
+  ELSE
+    -- No index supports the policies, so their condition is repeated.
+    SELECT count(*) INTO size
+    FROM (SELECT FROM public.document_chunks c
+          WHERE c.access_set_id = ANY (ARRAY(SELECT a.id FROM public.access_sets a)) AND c.embedding IS NOT NULL
+          LIMIT most) s;
+  END IF;
+  RETURN size;
+END
+$$;
+
+-- The nearest rows of a scope, exactly: reads all of them. `parents`: of problems, else null.
+CREATE OR REPLACE FUNCTION public.anabranch_search_exactly(
+  scope text, query :vector_schema.vector, session uuid, topic uuid,
+  by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer,
+  OUT ids uuid[], OUT distances double precision[], OUT parents uuid[]) RETURNS record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, :vector_schema, pg_temp
+AS $$
+BEGIN
+  IF scope IS NOT NULL THEN
+    EXECUTE 'SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id)'
+            ' FROM (SELECT * FROM (SELECT c.id, c.embedding <=> $8 AS distance,'
+            ' CASE c.chunk_type WHEN ''problem'' THEN c.parent_chunk_id END AS parent_id'
+            || scope || ' OFFSET 0) s ORDER BY s.distance, s.id LIMIT $1) n'
+    INTO ids, distances, parents USING max_rows, session, topic, by_section, by_type, by_prefix, by_metadata, query;
+  ELSIF topic IS NOT NULL THEN
+    SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
+    FROM (SELECT *
+          FROM (SELECT c.id, c.embedding <=> query AS distance,
+                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                FROM public.chunk_topics t
+                JOIN public.document_chunks c ON c.id = t.chunk_id
+                WHERE t.topic_id = topic AND t.session_id = session
+                  AND c.session_id = session AND c.embedding IS NOT NULL
+                OFFSET 0) s -- an optimization fence: the vector index must not provide this order
+          ORDER BY s.distance, s.id
+          LIMIT max_rows) n;
+  ELSIF session IS NOT NULL THEN
+    SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
+    FROM (SELECT *
+          FROM (SELECT c.id, c.embedding <=> query AS distance,
+                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                FROM public.document_chunks c
+                WHERE c.session_id = session AND c.embedding IS NOT NULL
+                OFFSET 0) s
+          ORDER BY s.distance, s.id
+          LIMIT max_rows) n;
+  ELSE
+    SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
+    FROM (SELECT *
+          FROM (SELECT c.id, c.embedding <=> query AS distance,
+                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                FROM public.document_chunks c
+                WHERE c.access_set_id = ANY (ARRAY(SELECT a.id FROM public.access_sets a)) AND c.embedding IS NOT NULL
+                OFFSET 0) s
+          ORDER BY s.distance, s.id
+          LIMIT max_rows) n;
+  END IF;
+END
+$$;
+
+-- The nearest rows of a scope that the vector index finds; `size`: how many, up to wanted. The conditions filter row by row.
+-- The distances are those of the full vectors.
+CREATE OR REPLACE FUNCTION public.anabranch_search_index(
+  by_halfvec boolean, query :vector_schema.vector, session uuid, topic uuid,
+  by_section text, by_type text, by_prefix text, by_metadata text[], wanted integer,
+  OUT ids uuid[], OUT distances double precision[], OUT parents uuid[], OUT size integer) RETURNS record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, :vector_schema, pg_temp
+AS $$
+DECLARE
+  of_document boolean := by_type IS NOT NULL OR by_prefix IS NOT NULL OR by_metadata IS NOT NULL;
+  half halfvec := query;
+BEGIN
+  IF by_halfvec THEN
+    SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
+           pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
+    INTO ids, distances, parents, size
+    FROM (SELECT c.id, c.embedding <=> query AS distance,
+                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+          FROM public.document_chunks c
+          LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
+          WHERE c.embedding IS NOT NULL
+            AND (session IS NULL OR c.session_id = session)
+            AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
+            AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section)
+            AND (by_type IS NULL OR d.document_type OPERATOR(pg_catalog.=) by_type)
+            AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
+            AND (by_metadata IS NULL OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+          ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half, c.id
+          LIMIT wanted) n;
+  ELSE
+    SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
+           pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
+    INTO ids, distances, parents, size
+    FROM (SELECT c.id, c.embedding <=> query AS distance,
+                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+          FROM public.document_chunks c
+          LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
+          WHERE c.embedding IS NOT NULL
+            AND (session IS NULL OR c.session_id = session)
+            AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
+            AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section)
+            AND (by_type IS NULL OR d.document_type OPERATOR(pg_catalog.=) by_type)
+            AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
+            AND (by_metadata IS NULL OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+          ORDER BY c.embedding <=> query, c.id
+          LIMIT wanted) n;
+  END IF;
+END
+$$;
+
+-- The nearest chunks of one scope.
+--
+-- principals                the requesting principals, as a JSON array
+-- query                     unit length
+-- session, topic            the scope; null: everything that the principals may read; a topic needs a session
+-- by_section … by_metadata  filters, ANDed; null: no filter; by_metadata: keys and values, alternating
+-- max_rows                  number of rows to return
+-- expand_parents            whether to look up the parents that replace problems
+-- small_scope, exact_scope  scopes of at most this many rows are searched exactly: always; if the index finds too few rows
+-- by_halfvec, ef_search     the vector index's expression; the size of its candidate list
+-- milliseconds              time limit, checked between statements, and of each wait for a lock
+--
+-- Returns ids and cosine distances in the total order (distance, id). With expand_parents also, for each, the parent that
+-- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6.
+--
+-- Steps, until one has a result:
+-- 1. An exact search, if the scope has at most small_scope rows: it costs no more than the index.
+-- 2. The vector index, up to 1,000 of its tuples. It has to find four times max_rows, but at most 1,000 more: if it starts in
+--    the wrong region, the nearest rows are not among the first.
+-- 3. An exact search, if the scope has at most exact_scope / 4 rows. The index found few rows, so the scope is a small part
+--    of the store or far from the query: reading it now costs no more than continuing the scan, and misses nothing.
+-- 4. The vector index, up to the server's hnsw.max_scan_tuples.
+-- 5. An exact search, if the scope has at most exact_scope rows.
+-- 6. The rows of step 4: truncated.
+CREATE OR REPLACE FUNCTION public.anabranch_search(
+  principals text, query :vector_schema.vector, session uuid, topic uuid,
+  by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer, expand_parents boolean,
+  small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer,
+  OUT ids uuid[], OUT distances double precision[], OUT parent_ids uuid[], OUT parents_missing boolean[],
+  OUT complete boolean, OUT truncated boolean) RETURNS record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan SET jit = off SET random_page_cost = 1
+SET enable_seqscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET max_parallel_workers_per_gather = 0
+AS $$
+DECLARE
+  deadline timestamptz := clock_timestamp() + make_interval(secs => milliseconds / 1000.0);
+  wanted integer := least(4 * max_rows, max_rows + 1000);
+  bounds integer[] := ARRAY[small_scope, greatest(small_scope, exact_scope / 4), exact_scope];
+  max_tuples text := current_setting('hnsw.max_scan_tuples');
+  scope text;
+  bound integer;
+  size integer;
+  parents uuid[];
+  applied text;
+BEGIN
+  PERFORM public.anabranch_act_as(principals, milliseconds);
+  applied := set_config('hnsw.ef_search', least(greatest(ef_search, wanted), 1000)::text, true);
+  -- After the first candidates, strict_order discards rows that it finds out of order. Fetching more rows in relaxed order
+  -- and sorting them misses fewer.
+  applied := set_config('hnsw.iterative_scan', 'relaxed_order', true);
+  IF by_section IS NOT NULL OR by_type IS NOT NULL OR by_prefix IS NOT NULL OR by_metadata IS NOT NULL THEN
+    scope := public.anabranch_filtered_scope(session, topic, by_section, by_type, by_prefix, by_metadata);
+  END IF;
+  complete := false;
+  truncated := false;
+
+  FOR step IN 1..3 LOOP
+    IF clock_timestamp() > deadline THEN
+      RAISE EXCEPTION 'the search took longer than its time limit' USING ERRCODE = 'query_canceled';
+    END IF;
+    bound := bounds[step];
+    size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
+    IF size <= bound THEN
+      SELECT e.ids, e.distances, e.parents INTO ids, distances, parents
+      FROM public.anabranch_search_exactly(
+        scope, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows) e;
+      complete := size <= max_rows OR ids IS NULL OR cardinality(ids) < max_rows;
+      EXIT;
+    END IF;
+    IF step = 3 THEN
+      truncated := true;
+      EXIT;
+    END IF;
+    IF step = 1 THEN
+      applied := set_config('hnsw.max_scan_tuples', least(max_tuples::int, 1000)::text, true);
+    END IF;
+    SELECT i.ids[:max_rows], i.distances[:max_rows], i.parents[:max_rows], i.size INTO ids, distances, parents, size
+    FROM public.anabranch_search_index(
+      by_halfvec, query, session, topic, by_section, by_type, by_prefix, by_metadata, wanted) i;
+    applied := set_config('hnsw.max_scan_tuples', max_tuples, true);
+    EXIT WHEN size = wanted;
+  END LOOP;
+
+  -- A parent replaces a problem only if it also matches the event's session and filters (and is readable, by the policies).
+  -- It need not match the topic: the session is the event's scope, and a parent may lack its children's topics.
+  IF expand_parents AND array_remove(parents, NULL) <> '{}' THEN
+    SELECT array_agg(p.id ORDER BY w.number), array_agg(w.id IS NOT NULL AND p.id IS NULL ORDER BY w.number)
+    INTO parent_ids, parents_missing
+    FROM unnest(parents) WITH ORDINALITY w (id, number)
+    LEFT JOIN LATERAL (
+      SELECT c.id
+      FROM public.document_chunks c
+      LEFT JOIN public.documents d ON d.id = c.document_id
+      WHERE c.id = w.id
+        AND (session IS NULL OR c.session_id = session)
+        AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section)
+        AND (by_type IS NULL OR d.document_type OPERATOR(pg_catalog.=) by_type)
+        AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
+        AND (by_metadata IS NULL OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+      OFFSET 0 -- an optimization fence: both rows are found by their keys
+    ) p ON true;
+  END IF;
+  PERFORM public.anabranch_require_row_security();
+END
+$$;
+
+-- The content of chunks that the principals may read. Metadata: the document's, overridden by the chunk's; every value is a
+-- string.
+CREATE OR REPLACE FUNCTION public.anabranch_passages(principals text, ids uuid[], milliseconds integer)
+RETURNS TABLE (
+  id uuid, document_id uuid, text_content text, token_count integer, page integer, section text, chunk_position integer,
+  coordinates text, title text, source_url text, file_description text, metadata text, metadata_invalid boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan SET jit = off SET random_page_cost = 1
+SET enable_seqscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET max_parallel_workers_per_gather = 0
+AS $$
+BEGIN
+  PERFORM public.anabranch_act_as(principals, milliseconds);
+  RETURN QUERY
+  SELECT c.id, c.document_id, c.text_content::text, c.token_count::int, c.page::int, c.section::text,
+         c.chunk_position::int, c.coordinates::text, d.title::text, d.source_url::text, d.file_description::text,
+         (SELECT jsonb_object_agg(m.key, public.anabranch_metadata_text(m.value))::text
+          FROM jsonb_each(public.anabranch_merged_metadata(d.metadata, c.metadata)) m),
+         coalesce(jsonb_typeof(d.metadata), 'null') NOT IN ('object', 'null')
+         OR coalesce(jsonb_typeof(c.metadata), 'null') NOT IN ('object', 'null')
+  FROM public.document_chunks c
+  JOIN public.documents d ON d.id = c.document_id
+  WHERE c.id = ANY (ids);
+  PERFORM public.anabranch_require_row_security();
+END
+$$;
+
+-- The sizes of chunks that the principals may read, without reading their texts: for candidates that a token budget may skip.
+CREATE OR REPLACE FUNCTION public.anabranch_sizes(principals text, ids uuid[], milliseconds integer)
+RETURNS TABLE (id uuid, token_count integer, text_bytes integer, file_description text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan SET jit = off SET random_page_cost = 1
+SET enable_seqscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET max_parallel_workers_per_gather = 0
+AS $$
+BEGIN
+  PERFORM public.anabranch_act_as(principals, milliseconds);
+  RETURN QUERY
+  SELECT c.id, c.token_count::int, octet_length(c.text_content), d.file_description::text
+  FROM public.document_chunks c
+  JOIN public.documents d ON d.id = c.document_id
+  WHERE c.id = ANY (ids);
+  PERFORM public.anabranch_require_row_security();
+END
+$$;
+
+-- A search and the content of its rows, in one call: for selections that are known in advance to be the nearest rows. One
+-- row for each chunk, with its content; if there is none, one row with a null id.
+CREATE OR REPLACE FUNCTION public.anabranch_search_passages(
+  principals text, query :vector_schema.vector, session uuid, topic uuid,
+  by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer,
+  small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer)
+RETURNS TABLE (
+  complete boolean, truncated boolean, distance double precision,
+  id uuid, document_id uuid, text_content text, token_count integer, page integer, section text, chunk_position integer,
+  coordinates text, title text, source_url text, file_description text, metadata text, metadata_invalid boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  arm record;
+BEGIN
+  SELECT * INTO arm
+  FROM public.anabranch_search(
+    principals, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows, false,
+    small_scope, exact_scope, by_halfvec, ef_search, milliseconds);
+  RETURN QUERY
+  SELECT arm.complete, arm.truncated, arm.distances[array_position(arm.ids, p.id)], p.*
+  FROM public.anabranch_passages(principals, arm.ids, milliseconds) p;
+  IF NOT FOUND THEN
+    complete := arm.complete;
+    truncated := arm.truncated;
+    RETURN NEXT;
+  END IF;
+END
+$$;
+
+REVOKE ALL ON FUNCTION
+  public.anabranch_search(
+    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, boolean, int, int, boolean, int, int),
+  public.anabranch_search_passages(
+    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, int, int, boolean, int, int),
+  public.anabranch_passages(text, uuid[], int), public.anabranch_sizes(text, uuid[], int),
+  public.anabranch_search_exactly(text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_search_index(boolean, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_scope_size(text, uuid, uuid, text, text, text, text[], int),
+  public.anabranch_filtered_scope(uuid, uuid, text, text, text, text[]),
+  public.anabranch_has_metadata(jsonb, jsonb, text[]),
+  public.anabranch_act_as(text, int, text), public.anabranch_require_row_security()
+  FROM PUBLIC;

@@ -1,0 +1,54 @@
+"""Which vector index a store has, and how to search it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from streams.store.catalog import INDEX_DEFINITION, USABLE_INDEX, Connection
+from streams.store.reference import index_definitions, normalized_index, reference
+
+__all__ = ["VectorIndex", "read_vector_index"]
+
+# hnsw.ef_search: the size of the index's candidate list. docs/performance.md shows how both were chosen.
+_EF_SEARCH: Final = 100
+# Compensates for an index with few edges; it costs about two milliseconds.
+_EF_SEARCH_FEW_EDGES: Final = 400
+_MANY_EDGES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class VectorIndex:
+    """The index that nearest-neighbour searches use.
+
+    Attributes:
+        by_halfvec: whether it is on the normalized vectors in half precision; otherwise on the full vectors.
+        ef_search: the size of its candidate list, in rows.
+    """
+
+    by_halfvec: bool
+    ef_search: int
+
+
+async def read_vector_index(connection: Connection) -> VectorIndex:
+    """The usable index with the most edges, preferably in half precision; without any, as for an earlier release's."""
+    by_halfvec, by_vector = index_definitions(_REFERENCE)
+    found = [
+        (row["edges"], definition == by_halfvec)
+        for row in await connection.fetch(_INDEXES)
+        if (definition := normalized_index(row["definition"])) in (by_halfvec, by_vector)
+    ]
+    edges, halfvec = max(found, default=(0, False))
+    return VectorIndex(halfvec, _EF_SEARCH if edges >= _MANY_EDGES else _EF_SEARCH_FEW_EDGES)
+
+
+_REFERENCE: Final = next(
+    statement for statement in reference("anabranch.principals") if "hnsw" in statement.definition
+)
+
+# 16 edges are pgvector's default.
+_INDEXES: Final = f"""
+    SELECT {INDEX_DEFINITION} AS definition,
+           coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'm'), 16)
+             AS edges
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass('public.document_chunks') AND i.indisvalid AND {USABLE_INDEX}
+"""  # noqa: S608  # constant names
