@@ -197,7 +197,9 @@ def _is_granted(catalog: Catalog, statement: Statement) -> bool:
     return all(
         (table, column, role, privilege) in catalog.rights or (table, "", role, privilege) in catalog.rights
         # A function's name is followed by its signature, which may contain types in schema public.
-        for table in re.findall(r"public\.(\w+)\(" if match["functions"] else r"public\.(\w+)", match["tables"])
+        for table in re.findall(
+            r"public\.(\w+)\(" if match["functions"] else r"public\.(\w+)", match["tables"]
+        )
         for column in re.findall(r"\w+", match["columns"] or "") or [""]
         for role in roles
         for privilege in re.findall(r"\w+", match["privileges"])
@@ -372,9 +374,7 @@ INDEX_DEFINITION: Final = (
 )
 
 #: Whether the index `i` is not partial, or partial only by excluding chunks without an embedding, in SQL.
-USABLE_INDEX: Final = (
-    "(i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')"
-)
+USABLE_INDEX: Final = "(i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')"
 
 _INDEXES: Final = f"""
     SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,

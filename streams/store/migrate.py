@@ -16,7 +16,15 @@ from typing import Final
 import asyncpg
 
 from streams.store import derivation, indexes, prerequisites
-from streams.store.catalog import OBJECT_KINDS, UNREADABLE, Catalog, Index, quoted, read_catalog, vector_schema
+from streams.store.catalog import (
+    OBJECT_KINDS,
+    UNREADABLE,
+    Catalog,
+    Index,
+    quoted,
+    read_catalog,
+    vector_schema,
+)
 from streams.store.locked_out import LockedOutRole, locked_out_roles, requirement
 from streams.store.locks import LockRetries, LockUnavailable, hold_advisory_lock
 from streams.store.owner_checks import other_triggers, restrictions
@@ -324,10 +332,7 @@ class _Migration:
     async def _indexes(self, *, early: bool) -> None:
         catalog = await self._catalog()
         for statement in self._statements:
-            if (
-                statement.kind == "index"
-                and (statement.file[:3] <= _LAST_EARLY_FILE) == early
-            ):
+            if statement.kind == "index" and (statement.file[:3] <= _LAST_EARLY_FILE) == early:
                 found = catalog.index_for(statement)
                 if found is None:
                     await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))

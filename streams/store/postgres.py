@@ -34,10 +34,10 @@ MAX_TOKEN_COUNT = 2_000_000
 
 
 # Every statement that a worker sends. Values are bound.
-_SCOPE = "$2, $3, $4, $5, $6, $7, $8, $9"
+_SEARCH = "$1, $2, $3, $4, $5, $6, $7, $8, $9"
 _SQL = {
-    "search": f"SELECT * FROM public.anabranch_search($1, {_SCOPE}, $10, $11, $12, $13, $14, $15)",
-    "search_passages": f"SELECT * FROM public.anabranch_search_passages($1, {_SCOPE}, $10, $11, $12, $13, $14)",
+    "search": f"SELECT * FROM public.anabranch_search({_SEARCH}, $10, $11, $12, $13, $14, $15)",
+    "search_passages": f"SELECT * FROM public.anabranch_search_passages({_SEARCH}, $10, $11, $12, $13, $14)",
     "passages": "SELECT * FROM public.anabranch_passages($1, $2, $3)",
     "sizes": "SELECT * FROM public.anabranch_sizes($1, $2, $3)",
     # A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
@@ -172,7 +172,13 @@ class PostgresStore:
             TransientError: see `streams.store.error_translation`.
         """
         index = self._index
-        scope = (search.vector, search.session_id, search.topic_id, *_conditions(search.filters), search.limit)
+        scope = (
+            search.vector,
+            search.session_id,
+            search.topic_id,
+            *_conditions(search.filters),
+            search.limit,
+        )
         bounds = (self._small_scope_rows, self._exact_scan_rows, index.by_halfvec, index.ef_search)
         if search.with_passages:
             rows = await self._call("search_passages", search.principals, *scope, *bounds)
@@ -228,8 +234,8 @@ class PostgresStore:
     async def _connection(self) -> AsyncIterator[PooledConnection]:
         """A pooled connection that is returned to the pool only in a known state.
 
-        On any error, including cancellation, the connection is closed, not reset: no principal can remain on it. Closing
-        cancels the statement on the server; nobody waits for that.
+        On any error, including cancellation, the connection is closed, not reset: no principal can remain on it.
+        Closing also cancels the statement on the server; nobody waits for that.
         """
         pool = self._pool  # `close` may clear it while this search is still ending
         if pool is None:

@@ -16,6 +16,7 @@ from streams.store.reference import (
     COLUMN_TYPES,
     INTERNAL_TABLES,
     SCHEMA_VERSION,
+    SEARCHES,
     STEPS,
     TABLES,
     Statement,
@@ -184,7 +185,7 @@ async def _row_level_security(view: StoreView) -> list[Finding]:
 
 
 async def _functions(view: StoreView) -> list[Finding]:
-    """Check the triggers' code. A newer release may have changed it; an older one is only reported by its version."""
+    """Check the code of triggers and searches. A newer release may have changed it; an older one is only reported by its version."""
     if view.catalog.version != SCHEMA_VERSION:
         return []
     findings = [
@@ -210,15 +211,20 @@ async def _functions(view: StoreView) -> list[Finding]:
     ]
     foreign = {function.name for function in view.catalog.functions if function.owner != view.catalog.owner}
     return findings + [
-        Finding(
-            "functions",
-            "refused",
-            f"function {statement.name} is missing or altered: revoked grants may stay in force",
-            MIGRATE,
-        )
+        _wrong_function(view, statement)
         for statement in view.of_kind("function")
         if statement.name not in foreign and not view.catalog.has(statement)
     ]
+
+
+def _wrong_function(view: StoreView, statement: Statement) -> Finding:
+    searches = statement.file == SEARCHES
+    detail = f"function {statement.name} is " + ("altered" if view.catalog.differs(statement) else "missing")
+    if not searches:
+        return Finding("functions", "refused", f"{detail}: revoked grants may stay in force", MIGRATE)
+    if view.catalog.differs(statement):
+        return Finding("functions", "refused", f"{detail}: searches may return wrong rows", MIGRATE)
+    return Finding("functions", "unready", f"{detail}: searches fail", MIGRATE)
 
 
 async def _triggers(view: StoreView) -> list[Finding]:

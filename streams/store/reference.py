@@ -17,6 +17,7 @@ __all__ = [
     "COLUMN_TYPES",
     "INTERNAL_TABLES",
     "SCHEMA_VERSION",
+    "SEARCHES",
     "STEPS",
     "TABLES",
     "VERSION_TABLE",
@@ -39,6 +40,8 @@ __all__ = [
 
 #: The version of the files. Version 1 is the first release, which did not record its version.
 SCHEMA_VERSION: Final = 2
+#: The file with the functions that workers call; the others are called by triggers and operators.
+SEARCHES: Final = "005_search.sql"
 #: The versions to which a store can be upgraded.
 STEPS: Final = range(2, SCHEMA_VERSION + 1)
 VERSION_TABLE: Final = "anabranch_schema"

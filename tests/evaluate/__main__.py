@@ -121,9 +121,7 @@ class Evaluation:
 @asynccontextmanager
 async def _opened(dsn: str) -> AsyncIterator[PostgresStore]:
     """A store as a worker has it by default."""
-    store = PostgresStore(
-        dsn, connections=2, search_timeout_seconds=20, exact_scan_rows=20_000
-    )
+    store = PostgresStore(dsn, connections=2, search_timeout_seconds=20, exact_scan_rows=20_000)
     await store.open()
     try:
         await store.warm_up()

@@ -264,7 +264,9 @@ async def load(world: World, database: Database) -> None:
     try:
         await register_vector(connection)
         # Filled first, indexed then, as one would load a store; by the definition that was shipped.
-        hnsw = await connection.fetchval("SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)")
+        hnsw = await connection.fetchval(
+            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
+        )
         await connection.execute("DROP INDEX document_chunks_embedding_halfvec")
         await _documents(connection, world)
         await _chunks(connection, world)

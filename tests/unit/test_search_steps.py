@@ -55,9 +55,7 @@ async def steps_of(
         limit: the search's.
         exact_scan_rows: the store's.
     """
-    store = PostgresStore(
-        "", connections=1, search_timeout_seconds=1, exact_scan_rows=exact_scan_rows
-    )
+    store = PostgresStore("", connections=1, search_timeout_seconds=1, exact_scan_rows=exact_scan_rows)
     transactions: list[dict[str, Any]] = []
     steps: list[tuple[int, str, int]] = []
     index_finds = iter(found)
