@@ -91,8 +91,8 @@ AS $$
       coalesce(chunk OPERATOR(pg_catalog.->) pairs[i], document OPERATOR(pg_catalog.->) pairs[i])))
 $$;
 
--- The number of searchable rows in a scope, counted up to most. Reads no vectors. A topic's chunks without an embedding
--- count too. `scope`: of a filtered search.
+-- The number of searchable rows in a scope, counted up to most. Reads no vectors. Chunks without an embedding count too if a
+-- topic or one pair of metadata is the only condition. `scope`: of a filtered search.
 CREATE OR REPLACE FUNCTION public.anabranch_scope_size(
   scope text, session uuid, topic uuid, by_section text, by_type text, by_prefix text, by_metadata text[], most integer)
 RETURNS integer
@@ -101,7 +101,13 @@ AS $$
 DECLARE
   size integer;
 BEGIN
-  IF scope IS NOT NULL THEN
+  IF scope IS NOT NULL AND session IS NULL AND by_section IS NULL AND by_type IS NULL AND by_prefix IS NULL
+     AND cardinality(by_metadata) = 2 THEN
+    SELECT count(*) INTO size
+    FROM (SELECT FROM public.chunk_metadata m
+          WHERE m.entry = public.anabranch_metadata_entry(by_metadata[1], by_metadata[2])
+          LIMIT most) s;
+  ELSIF scope IS NOT NULL THEN
     EXECUTE 'SELECT count(*) FROM (SELECT' || scope || ' LIMIT $1) s'
     INTO size USING most, session, topic, by_section, by_type, by_prefix, by_metadata;
   ELSIF topic IS NOT NULL THEN
@@ -180,7 +186,10 @@ CREATE OR REPLACE FUNCTION public.anabranch_search_index(
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, :vector_schema, pg_temp
 AS $$
 DECLARE
-  of_document boolean := by_type IS NOT NULL OR by_prefix IS NOT NULL OR by_metadata IS NOT NULL;
+  entry_1 uuid := public.anabranch_metadata_entry(by_metadata[1], by_metadata[2]);
+  entry_2 uuid := public.anabranch_metadata_entry(by_metadata[3], by_metadata[4]);
+  further boolean := coalesce(cardinality(by_metadata) > 4, false);
+  of_document boolean := by_type IS NOT NULL OR by_prefix IS NOT NULL OR further;
   half halfvec := query;
 BEGIN
   IF by_halfvec THEN
@@ -191,13 +200,17 @@ BEGIN
                  CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
+          LEFT JOIN public.chunk_metadata m1 ON m1.entry = entry_1 AND m1.chunk_id = c.id
+          LEFT JOIN public.chunk_metadata m2 ON m2.entry = entry_2 AND m2.chunk_id = c.id
           WHERE c.embedding IS NOT NULL
             AND (session IS NULL OR c.session_id = session)
             AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
             AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section)
             AND (by_type IS NULL OR d.document_type OPERATOR(pg_catalog.=) by_type)
             AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
-            AND (by_metadata IS NULL OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+            AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
+            AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
+            AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
           ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half, c.id
           LIMIT wanted) n;
   ELSE
@@ -208,13 +221,17 @@ BEGIN
                  CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
+          LEFT JOIN public.chunk_metadata m1 ON m1.entry = entry_1 AND m1.chunk_id = c.id
+          LEFT JOIN public.chunk_metadata m2 ON m2.entry = entry_2 AND m2.chunk_id = c.id
           WHERE c.embedding IS NOT NULL
             AND (session IS NULL OR c.session_id = session)
             AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
             AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section)
             AND (by_type IS NULL OR d.document_type OPERATOR(pg_catalog.=) by_type)
             AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
-            AND (by_metadata IS NULL OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+            AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
+            AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
+            AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
           ORDER BY c.embedding <=> query, c.id
           LIMIT wanted) n;
   END IF;

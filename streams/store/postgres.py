@@ -80,7 +80,8 @@ class PostgresStore:
         self._timeout = search_timeout_seconds
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
-        self._index = VectorIndex(by_halfvec=True, ef_search=0)
+        # Read again on each new connection.
+        self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
         self._closing: set[asyncio.Task[None]] = set()
         self._pool: asyncpg.Pool | None = None
 
@@ -179,7 +180,9 @@ class PostgresStore:
             *_conditions(search.filters),
             search.limit,
         )
-        bounds = (self._small_scope_rows, self._exact_scan_rows, index.by_halfvec, index.ef_search)
+        narrowed = search.session_id is not None or search.filters is not None
+        ef_search = index.narrowed_ef_search if narrowed else index.ef_search
+        bounds = (self._small_scope_rows, self._exact_scan_rows, index.by_halfvec, ef_search)
         if search.with_passages:
             rows = await self._call("search_passages", search.principals, *scope, *bounds)
             found = [row for row in rows if row["id"] is not None]

@@ -8,10 +8,11 @@ from streams.store.reference import index_definitions, normalized_index, referen
 
 __all__ = ["VectorIndex", "read_vector_index"]
 
-# hnsw.ef_search: the size of the index's candidate list. docs/performance.md shows how both were chosen.
-_EF_SEARCH: Final = 100
+# hnsw.ef_search, the size of the candidate list: for everything that the principals may read, and for a scope that a
+# session, a topic or filters narrow. docs/performance.md shows how they were chosen.
+_EF_SEARCH: Final = (100, 300)
 # Compensates for an index with few edges; it costs about two milliseconds.
-_EF_SEARCH_FEW_EDGES: Final = 400
+_EF_SEARCH_FEW_EDGES: Final = (400, 400)
 _MANY_EDGES: Final = 32
 
 
@@ -21,11 +22,13 @@ class VectorIndex:
 
     Attributes:
         by_halfvec: whether it is on the normalized vectors in half precision; otherwise on the full vectors.
-        ef_search: the size of its candidate list, in rows.
+        ef_search: the size of its candidate list, in rows, for everything that the principals may read.
+        narrowed_ef_search: the same for a scope that a session, a topic or filters narrow.
     """
 
     by_halfvec: bool
     ef_search: int
+    narrowed_ef_search: int
 
 
 async def read_vector_index(connection: Connection) -> VectorIndex:
@@ -37,7 +40,7 @@ async def read_vector_index(connection: Connection) -> VectorIndex:
         if (definition := normalized_index(row["definition"])) in (by_halfvec, by_vector)
     ]
     edges, halfvec = max(found, default=(0, False))
-    return VectorIndex(halfvec, _EF_SEARCH if edges >= _MANY_EDGES else _EF_SEARCH_FEW_EDGES)
+    return VectorIndex(halfvec, *(_EF_SEARCH if edges >= _MANY_EDGES else _EF_SEARCH_FEW_EDGES))
 
 
 _REFERENCE: Final = next(
