@@ -12,12 +12,13 @@ from aiokafka.errors import (
     RecordListTooLargeError,
 )
 from mode import Service
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+from tenacity import RetryCallState, wait_random_exponential
 
 from streams.broker.aiokafka_internals import sender_task
 from streams.broker.clients import new_producer
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
+from streams.retries import retry
 
 __all__ = ["TOO_LARGE_ERRORS", "Publisher"]
 
@@ -64,7 +65,8 @@ class Publisher(Service):
         self._on_fault = on_fault
         self._on_success = on_success
         self._compression = compression
-        self._min_wait, self._max_wait = wait_seconds
+        min_wait, max_wait = wait_seconds
+        self._wait = wait_random_exponential(multiplier=min_wait, max=max_wait)
         self._sleep = sleep
         self._stop_seconds = stop_seconds
         self._producer: AIOKafkaProducer | None = None
@@ -134,21 +136,17 @@ class Publisher(Service):
             raise
         self._producer = producer
 
-    async def _retry(self, attempt: Callable[[], Any], sleep: Callable[[float], Awaitable[None]]) -> None:
-        def failed(state: RetryCallState) -> None:
-            if state.outcome is not None and (error := state.outcome.exception()) is not None:
-                self._on_fault(error)
-
-        async for trial in AsyncRetrying(
-            retry=retry_if_exception(_is_retriable),
-            wait=wait_random_exponential(multiplier=self._min_wait, max=self._max_wait),
-            before_sleep=failed,
-            sleep=sleep,
-            reraise=True,
-        ):
-            with trial:
-                await attempt()
+    async def _retry(
+        self, attempt: Callable[[], Awaitable[None]], sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        await retry(
+            attempt, retriable=_is_retriable, wait=self._wait, before_sleep=self._report_fault, sleep=sleep
+        )
         self._on_success()
+
+    def _report_fault(self, state: RetryCallState) -> None:
+        if state.outcome is not None and (error := state.outcome.exception()) is not None:
+            self._on_fault(error)
 
 
 async def _close(producer: AIOKafkaProducer, seconds: float) -> None:

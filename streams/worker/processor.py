@@ -11,16 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
 from typing import Literal, Protocol
 
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    retry_if_exception_type,
-    wait_random_exponential,
-)
+from tenacity import RetryCallState, wait_random_exponential
 
 from streams.broker.records import Unreadable
 from streams.core.errors import (
@@ -37,6 +32,7 @@ from streams.core.errors import (
 from streams.core.headers import Headers
 from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.core.profiles import Profile, RetrievalParams, resolve_params
+from streams.retries import retry
 from streams.retrieval import Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
@@ -168,15 +164,13 @@ class Processor:
     async def _answer_with_retries(
         self, record: InputRecord, value: bytes, tracker: "_AttemptTracker"
     ) -> None:
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception(_is_retriable),
+        await retry(
+            partial(self._attempt, record, value, tracker),
+            retriable=_is_retriable,
             # The wait is random between base and a bound that grows from twice the base to max.
             wait=self._back_off,
             sleep=self._waits.sleep,
-            reraise=True,
-        ):
-            with attempt:
-                await self._attempt(record, value, tracker)
+        )
 
     async def _attempt(self, record: InputRecord, value: bytes, tracker: "_AttemptTracker") -> None:
         """Try once.
@@ -307,27 +301,29 @@ class Processor:
         self, key: bytes | None, own: Headers, added: Sequence[tuple[str, bytes]]
     ) -> None:
         """Dead-letter an event without its value, with as much of its key and headers as the topic accepts."""
-        async for attempt in AsyncRetrying(
+        await retry(
+            partial(self._try_placeholder, key, own, added),
             # There is no other place for it: the partition is blocked until the topic is fixed.
-            retry=retry_if_exception_type(ResultTooLarge),
+            retriable=lambda error: isinstance(error, ResultTooLarge),
             wait=self._back_off,
             sleep=self._waits.sleep,
             before_sleep=self._log_dlq_too_small,
-        ):
-            with attempt:
-                room = len(key or b"") + sum(len(name.encode()) + len(value or b"") for name, value in own)
-                while True:
-                    kept_key, kept = fit_headers(key, own, room)
-                    try:
-                        await self._publish_dead_letter(
-                            self._dead_letter_topic, kept_key, b"", [*kept, *added]
-                        )
-                    except ResultTooLarge:
-                        if room == 0:
-                            raise
-                        room //= 2
-                    else:
-                        break
+        )
+
+    async def _try_placeholder(
+        self, key: bytes | None, own: Headers, added: Sequence[tuple[str, bytes]]
+    ) -> None:
+        room = len(key or b"") + sum(len(name.encode()) + len(value or b"") for name, value in own)
+        while True:
+            kept_key, kept = fit_headers(key, own, room)
+            try:
+                await self._publish_dead_letter(self._dead_letter_topic, kept_key, b"", [*kept, *added])
+            except ResultTooLarge:
+                if room == 0:
+                    raise
+                room //= 2
+            else:
+                break
 
     def _count_dead_letter(self, record: InputRecord, offset: int, error: TerminalError) -> None:
         self._metrics.dead_letters.labels(error.code).inc()
