@@ -11,13 +11,14 @@ is valid, so that each kind of error has one code. Messages never quote the even
 
 import math
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import chain
-from typing import Annotated, Final, Literal, LiteralString, Self
+from typing import Annotated, Final, Literal, LiteralString, Self, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -25,6 +26,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    PlainSerializer,
     PlainValidator,
     ValidationError,
     model_validator,
@@ -62,7 +64,6 @@ DIMENSIONS: Final = 768
 RESULT_NAMESPACE: Final = NAMESPACE_URL
 FLOAT32_MAX: Final = 3.4028234663852886e38
 _SMALLEST_NORMAL: Final = 2.0**-126
-_FLOATS: Final = struct.Struct(f"<{DIMENSIONS}f")
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
 MAX_PRINCIPALS: Final = 64
@@ -204,16 +205,18 @@ def _numbers(value: object) -> object:
     return value
 
 
-def _components(value: object) -> tuple[float, ...]:
+def _components(value: object) -> npt.NDArray[np.floating]:
     """Check the types only. The length and the values are checked after the structure of the whole event."""
+    if type(value) is memoryview and value.format == "f" and value.ndim == 1:
+        return np.asarray(value)
     if type(value) is not tuple and type(value) is not list:
         raise _rule_error("array", "is not an array")
     kinds = set(map(type, value))
     if not kinds <= {float, int}:
         raise _rule_error("number", "contains a non-numeric component")
     if int in kinds:
-        return tuple(map(_component, value))
-    return tuple(value)
+        value = tuple(map(_component, value))
+    return np.array(value, dtype=np.float64)
 
 
 def _component(value: float) -> float:
@@ -279,25 +282,24 @@ class Filters(_Message):
     metadata: _Map | None = None
 
 
-def _float32(embedding: tuple[float, ...]) -> tuple[float, ...]:
-    """An embedding of shape (768,) as float32 values, the canonical form.
+def _float32(embedding: npt.NDArray[np.floating], largest: float) -> npt.NDArray[np.float32]:
+    """An embedding as float32 values, the canonical form.
 
     If it is so short that rounding to float32 would change its direction or make it zero, it is first multiplied by
     the power of two that brings its largest component into [0.5, 1). This keeps the direction, which is all that
     cosine similarity depends on.
     """
-    largest = max(map(abs, embedding))
     if largest < _SMALLEST_NORMAL:
         _, exponent = math.frexp(largest)
-        embedding = tuple(math.ldexp(component, -exponent) for component in embedding)
-    return _FLOATS.unpack(_FLOATS.pack(*embedding))
+        embedding = np.ldexp(embedding.astype(np.float64), -exponent)
+    return embedding.astype(np.float32, copy=False)
 
 
 class QueryEmbedding(_Message):
     """One query event.
 
-    ``embedding`` has shape (768,), is not all zeros, may have any length, and is in canonical form: float32 values,
-    whatever the encoding was. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
+    ``embedding`` has shape (768,), is not all zeros, may have any length, and is in canonical form: a read-only buffer
+    of float32 values, whatever the encoding was. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
     """
 
     schema_version: _Version  # first, so that another major version is detected before our rules are applied
@@ -308,7 +310,7 @@ class QueryEmbedding(_Message):
         Field(min_length=1),
         BeforeValidator(_principals),
     ]
-    embedding: Annotated[tuple[float, ...], PlainValidator(_components)]
+    embedding: Annotated[Sequence[float], PlainValidator(_components), PlainSerializer(tuple)]
     session_id: _Uuid | None = None
     topic_id: _Uuid | None = None
     profile: _Text | None = None
@@ -323,25 +325,21 @@ class QueryEmbedding(_Message):
     @model_validator(mode="after")
     def _check_values(self) -> Self:
         # These are not ValueErrors, so pydantic does not wrap them.
-        embedding = self.embedding
+        embedding = cast("npt.NDArray[np.floating]", self.embedding)  # from `_components`
         if len(embedding) != DIMENSIONS:
             raise DimensionMismatch(f"embedding has {len(embedding)} components, expected {DIMENSIONS}")
-        if not all(map(math.isfinite, embedding)):
+        largest = float(np.abs(embedding).max())
+        if not largest <= FLOAT32_MAX:  # NaN if a component is NaN
             raise NonFiniteEmbedding(
                 "embedding contains a component that is NaN, infinite or outside the float32 range"
             )
-        low, high = min(embedding), max(embedding)
-        if low < -FLOAT32_MAX or high > FLOAT32_MAX:
-            raise NonFiniteEmbedding(
-                "embedding contains a component that is NaN, infinite or outside the float32 range"
-            )
-        if low == 0 == high:
+        if largest == 0:
             raise ZeroEmbedding("embedding is all zeros")
         if self.topic_id is not None and self.session_id is None:
             raise TopicWithoutSession("topic_id is given without session_id")
         # JSON has float64, Avro float32: without this, the same event would get different scores. The model is frozen;
         # its fields were validated as received.
-        object.__setattr__(self, "embedding", _float32(embedding))
+        object.__setattr__(self, "embedding", _float32(embedding, largest).data.toreadonly())
         return self
 
 

@@ -5,7 +5,7 @@ a JSON object. The first bytes identify the encoding unambiguously. Writes singl
 own schema.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -18,6 +18,7 @@ from streams import resources
 from streams.core.errors import TerminalError, Undecodable, UnknownSchema
 from streams.core.messages import QueryEmbedding, RetrievalResult, event_id_of
 from streams.wire import strict_json
+from streams.wire.datum_validator import read_floats
 from streams.wire.writer_schemas import (
     BadWriterSchema,
     FileWriterSchemas,
@@ -36,6 +37,7 @@ _CONFLUENT: Final = b"\x00"
 _CONFLUENT_HEAD: Final = 5
 _QUERY: Final = "query_embedding.v1.avsc"
 _RESULT: Final = "retrieval_result.v1.avsc"
+_EMPTY_ARRAY: Final = b"\0"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INSTANTS: Final = ("occurred_at", "expires_at")
@@ -134,11 +136,13 @@ class _Contract:
         return strict_json.loads(value)
 
     def _datum(self, value: bytes, start: int, writer: WriterSchema) -> dict[str, Any]:
-        writer.check(value, start)
-        stream = BytesIO(value)
-        stream.seek(start)
-        reader = None if writer.fingerprint == self._own.fingerprint else self._own.schema
-        record = cast("dict[str, Any]", schemaless_reader(stream, writer.schema, reader))
+        ends = writer.check(value, start)
+        if writer.fingerprint == self._own.fingerprint:
+            record = _read(value, start, ends, writer)
+        else:
+            record = cast(
+                "dict[str, Any]", schemaless_reader(BytesIO(value[start:]), writer.schema, self._own.schema)
+            )
         for name in _INSTANTS:
             micros = record.get(name)
             if micros is not None:
@@ -152,6 +156,22 @@ class _Contract:
         stream.write(_SINGLE_OBJECT + self._own.fingerprint)
         schemaless_writer(stream, self._own.schema, record)
         return stream.getvalue()
+
+
+def _read(value: bytes, start: int, ends: Sequence[int], writer: WriterSchema) -> dict[str, Any]:
+    """Decode a checked datum; arrays of floats become buffers, because fastavro would create an object per number."""
+    arrays = {}
+    parts = []
+    begin = start
+    for number, name in writer.float_arrays:
+        at = ends[number - 1] if number else begin
+        arrays[name] = read_floats(value, at)
+        parts += [value[start:at], _EMPTY_ARRAY]
+        start = ends[number]
+    parts.append(value[start:])
+    record = cast("dict[str, Any]", schemaless_reader(BytesIO(b"".join(parts)), writer.schema, None))
+    record.update(arrays)
+    return record
 
 
 def query_to_json(query: QueryEmbedding) -> dict[str, Any]:

@@ -6,15 +6,20 @@ first walks the same bytes without building anything. It accepts exactly one wel
 in time and memory proportional to the datum's size.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from streams.core.errors import Undecodable
 
-__all__ = ["DatumWalker", "Unbounded", "datum_validator"]
+__all__ = ["DatumCheck", "DatumWalker", "Unbounded", "datum_validator", "read_floats"]
 
 DatumWalker = Callable[[bytes, int], int]
 """Maps a datum's offset to the offset after it. Raises ``Undecodable``, or ``IndexError`` at the end of the bytes."""
+
+DatumCheck = Callable[[bytes, int], Sequence[int]]
+"""Takes the bytes and the datum's offset. Returns where each field of the record ends, or where the datum ends."""
 
 _INT32: Final = (-(2**31), 2**31 - 1)
 _WIDTHS: Final[Mapping[str, int]] = {"float": 4, "double": 8}
@@ -26,32 +31,58 @@ class Unbounded(ValueError):
     """The cost of decoding is not bounded by the size of the data: the schema is recursive or has items of 0 bytes."""
 
 
-def datum_validator(schema: Any) -> Callable[[bytes, int], None]:
+def datum_validator(schema: Any) -> DatumCheck:
     """Compile a schema into a check of one datum.
 
     Args:
         schema: an Avro schema as parsed JSON, with full names as returned by fastavro's ``parse_schema``.
 
     Returns:
-        A function of the bytes and the datum's offset. It raises :class:`Undecodable` unless the bytes from there to
-        the end are exactly one datum.
+        The check. It raises :class:`Undecodable` unless the bytes from the offset to the end are exactly one datum.
 
     Raises:
         Unbounded: the message names the construct.
     """
-    walk, _ = _compile(schema, {}, ())
+    if isinstance(schema, dict) and schema["type"] == "record":
+        walkers = [walk for walk, _ in _compile_fields(schema, {}, ())]
+    else:
+        walkers = [_compile(schema, {}, ())[0]]
 
-    def check(data: bytes, start: int) -> None:
+    def check(data: bytes, start: int) -> Sequence[int]:
+        at, ends = start, []
         try:
-            end = walk(data, start)
+            for walk in walkers:
+                at = walk(data, at)
+                ends.append(at)
         except IndexError:
             raise Undecodable("the Avro datum is truncated") from None
         except UnicodeDecodeError:
             raise Undecodable("a string in the Avro datum is not valid UTF-8") from None
-        if end != len(data):
-            raise Undecodable(f"{len(data) - end} bytes follow the Avro datum")
+        if at != len(data):
+            raise Undecodable(f"{len(data) - at} bytes follow the Avro datum")
+        return ends
 
     return check
+
+
+def read_floats(data: bytes, at: int) -> memoryview:
+    """The items of an array of ``float`` that has been checked, without a Python object for each.
+
+    Args:
+        data: the bytes.
+        at: the array's offset.
+    """
+    floats = array("f")
+    while True:
+        count, at, _ = _block(data, at)
+        if count == 0:
+            break
+        end = at + 4 * count
+        floats.frombytes(data[at:end])
+        at = end
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return memoryview(floats).toreadonly()
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
@@ -161,8 +192,14 @@ def _named(schema: Mapping[str, Any], names: dict[str, _Walk], above: tuple[str,
         return _fixed(schema["size"]), schema["size"]
     if schema["type"] == "enum":
         return _enum(len(schema["symbols"])), 1
-    fields = [_compile(field["type"], names, (*above, schema["name"])) for field in schema["fields"]]
+    fields = _compile_fields(schema, names, above)
     return _record([walk for walk, _ in fields]), sum(min_size for _, min_size in fields)
+
+
+def _compile_fields(
+    schema: Mapping[str, Any], names: dict[str, _Walk], above: tuple[str, ...]
+) -> list[_Walk]:
+    return [_compile(field["type"], names, (*above, schema["name"])) for field in schema["fields"]]
 
 
 def _primitive(schema: Any) -> str:

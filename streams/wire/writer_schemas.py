@@ -1,7 +1,7 @@
 """Writer schemas, found by fingerprint or, in the future, by a registry's id."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from fastavro import parse_schema
 from fastavro.schema import SchemaParseException, UnknownType, fingerprint, to_parsing_canonical_form
 
 from streams.wire.compatibility import unreadable
-from streams.wire.datum_validator import Unbounded, datum_validator
+from streams.wire.datum_validator import DatumCheck, Unbounded, datum_validator
 
 __all__ = ["BadWriterSchema", "FileWriterSchemas", "Resolver", "WriterSchema", "read_schemas"]
 
@@ -28,11 +28,13 @@ class WriterSchema:
         schema: parsed for fastavro, without logical types: UUIDs stay text and instants stay microseconds, so that
             the model validates them and the decoder does not raise.
         check: raises ``Undecodable`` unless the bytes from an offset to the end are exactly one datum.
+        float_arrays: number and name of each of the record's fields that is an array of ``float``.
     """
 
     fingerprint: bytes
     schema: Any
-    check: Callable[[bytes, int], None]
+    check: DatumCheck
+    float_arrays: Sequence[tuple[int, str]]
 
     @classmethod
     def of(cls, schema: Any) -> "WriterSchema":
@@ -44,7 +46,12 @@ class WriterSchema:
         try:
             parsed = parse_schema(_physical(schema))
             canonical = to_parsing_canonical_form(parsed)
-            return cls(bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")), parsed, datum_validator(parsed))
+            return cls(
+                bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")),
+                parsed,
+                datum_validator(parsed),
+                _float_arrays(parsed),
+            )
         except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
             raise BadWriterSchema(f"not an Avro schema: {type(error).__name__}: {error}") from error
         except Unbounded as error:
@@ -136,6 +143,16 @@ def full_name(schema: Mapping[str, Any]) -> str:
     """The full name of a record schema."""
     name, namespace = schema.get("name", ""), schema.get("namespace", "")
     return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _float_arrays(schema: Any) -> list[tuple[int, str]]:
+    if not isinstance(schema, dict):
+        return []
+    return [
+        (number, field["name"])
+        for number, field in enumerate(schema.get("fields", ()))
+        if field["type"] == {"type": "array", "items": "float"}
+    ]
 
 
 def _physical(schema: Any) -> Any:

@@ -11,10 +11,11 @@ import fastavro
 import pytest
 
 from streams import resources
-from streams.core.errors import ContractViolation, Undecodable, UnknownSchema
+from streams.core.errors import ContractViolation, NonFiniteEmbedding, Undecodable, UnknownSchema
 from streams.core.messages import Passage, QueryEmbedding, RetrievalResult, result_id
 from streams.wire import BadWriterSchema, Codec, query_to_json
 from streams.wire.writer_schemas import WriterSchema
+from tests.bad_inputs import avro_event, embedding, valid_event, zigzag
 
 AVRO = resources.schemas() / "avro"
 EVENT_ID = UUID("6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d")
@@ -248,12 +249,51 @@ def test_a_registry_resolves_confluents_ids() -> None:
 
 def test_messages_hold_and_are_immutable() -> None:
     query = Codec().decode_query(json.dumps(EVENT).encode())
-    assert type(query.embedding) is tuple
+    assert len(query.embedding) == 768
+    with pytest.raises(TypeError, match="read-only"):
+        query.embedding[0] = 1.0  # type: ignore[index]  # what the test is about
     assert query.occurred_at.isoformat() == "2025-06-01T12:34:56.789012+00:00"
     with pytest.raises(ValueError, match="frozen"):
         query.k = 3
     with pytest.raises(ContractViolation, match=r"^message is not an object$"):
         QueryEmbedding.parse([])
+
+
+def test_an_embedding_in_any_blocks_is_the_same() -> None:
+    numbers = embedding()
+    plain = Codec().decode_query(avro_event(embedding=numbers))
+    assert list(plain.embedding) == list(struct.unpack("<768f", struct.pack("<768f", *numbers)))
+    whole = struct.pack("<768f", *numbers)
+    for cuts in ((768,), (1, 767), (256, 256, 256)):
+        blocks, sized, at = b"", b"", 0
+        for count in cuts:
+            items, at = whole[at : at + 4 * count], at + 4 * count
+            blocks += zigzag(count) + items
+            sized += zigzag(-count) + zigzag(len(items)) + items
+        for array in (blocks, sized):
+            assert Codec().decode_query(avro_event({"embedding": array + b"\0"})) == plain
+
+
+@pytest.mark.parametrize("component", ["0000c07f", "0100807f", "ffffffff", "0000807f", "000080ff"])
+def test_no_component_is_a_nan_of_any_kind_or_infinite(component: str) -> None:
+    array = zigzag(768) + struct.pack("<767f", *embedding()[1:]) + bytes.fromhex(component) + b"\0"
+    with pytest.raises(NonFiniteEmbedding):
+        Codec().decode_query(avro_event({"embedding": array}))
+
+
+@pytest.mark.parametrize("length", [1e-45, 1e-40, 1e-38, 1.17549e-38, 1.1755e-38, 3.4e38])
+def test_both_encodings_of_short_and_long_embeddings_are_one_event(length: float) -> None:
+    unit = [component / 4 for component in embedding()]
+    numbers = struct.unpack("<768f", struct.pack("<768f", *(length * component for component in unit)))
+    event = valid_event(embedding=list(numbers), expires_at=...)
+    by_json = Codec().decode_query(json.dumps(event).encode())
+    by_avro = Codec().decode_query(avro_event(embedding=numbers))
+    assert by_json == by_avro
+    largest = max(map(abs, numbers))
+    if largest < 2**-126:
+        assert 0.5 <= max(map(abs, by_avro.embedding)) < 1
+    else:
+        assert tuple(by_avro.embedding) == numbers
 
 
 def test_clamping_to_int32() -> None:
