@@ -505,7 +505,7 @@ def _result(
         WarningCode.SCAN_TRUNCATED: truncated,
         WarningCode.STORE_VALUE_INVALID: any(texts.passage(pick.candidate).invalid for pick in picks),
     }
-    return RetrievalResult(
+    return RetrievalResult.of_canonical(
         schema_version=query.schema_version,
         result_id=result_id(query.event_id),
         event_id=query.event_id,
@@ -530,13 +530,16 @@ def _result(
 
 def _passage(rank: int, pick: Pick, texts: _Texts) -> Passage:
     stored = texts.passage(pick.candidate)
-    return Passage(
+    score = pick.candidate.score
+    if not -1 <= score <= 1:  # all else that the contract demands follows from the columns' types
+        raise ValueError("the store returned a distance that is not in [0, 2]")
+    return Passage.of_canonical(
         rank=rank,
         chunk_id=stored.chunk_id,
         document_id=stored.document_id,
         matched_chunk_id=pick.candidate.chunk_id,
         scope=pick.scope,
-        score=pick.candidate.score,
+        score=score,
         text_content=stored.text_content,
         header=texts.header(pick.candidate),
         token_count=texts.tokens(pick.candidate),

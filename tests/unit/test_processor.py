@@ -532,7 +532,7 @@ async def test_a_store_that_breaks_its_contract_is_a_defect_too(caplog: pytest.L
             await super().search(search)
             return ArmResult(
                 [Candidate(UUID(int=7), -3.0)], complete=True
-            )  # a similarity of 4: the model refuses it
+            )  # a similarity of 4: the contract refuses it
 
     bench = Bench(Wrong())
     sent = await dead(bench, Record.of(), "internal_error")

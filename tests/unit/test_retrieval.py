@@ -152,7 +152,10 @@ async def ask(
     store: Any, query: QueryEmbedding = GLOBAL, overrides: RetrievalParams | None = None
 ) -> Retrieved:
     async with asyncio.timeout(5):
-        return await retrieve(query, overrides or params(), store, tokens, started=perf_counter())
+        retrieved = await retrieve(query, overrides or params(), store, tokens, started=perf_counter())
+    # It is built without validation, and must be what validation would have built.
+    assert RetrievalResult.parse(retrieved.result.model_dump()) == retrieved.result
+    return retrieved
 
 
 async def answer(
