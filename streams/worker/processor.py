@@ -148,7 +148,7 @@ class Processor:
     async def handle(self, record: InputRecord) -> None:
         """Process one event until the broker has acknowledged its result or dead letter."""
         if record.value is None:  # a tombstone is not an event
-            self._metrics.events.labels("skipped").inc()
+            self._metrics.outcome("skipped").inc()
             return
         if isinstance(record.value, Unreadable):
             await self._dead_letter_unreadable(record, record.value)
@@ -210,7 +210,7 @@ class Processor:
             clock = perf_counter()
             query = await self._decode(value)
             tracker.decoded = query, self._resolve_params(query)
-            metrics.stage_duration.labels("decode").observe(perf_counter() - clock)
+            metrics.stage("decode").observe(perf_counter() - clock)
         query, params = tracker.decoded
 
         with self._waits.pause():
@@ -226,20 +226,20 @@ class Processor:
         )
         self._last_success = time.monotonic()
         self._health.report_success()
-        metrics.stage_duration.labels("search").observe(retrieved.search_seconds)
-        metrics.stage_duration.labels("assemble").observe(retrieved.assemble_seconds)
+        metrics.stage("search").observe(retrieved.search_seconds)
+        metrics.stage("assemble").observe(retrieved.assemble_seconds)
         for scope, seconds in retrieved.arm_seconds.items():
-            metrics.search_duration.labels(scope).observe(seconds)
+            metrics.search(scope).observe(seconds)
 
         tracker.enter("encode")
         clock = perf_counter()
         payload = self._codec.encode_result(retrieved.result)
-        metrics.stage_duration.labels("encode").observe(perf_counter() - clock)
+        metrics.stage("encode").observe(perf_counter() - clock)
 
         tracker.enter("publish")
         clock = perf_counter()
         await self._publish(self._output_topic, record.key, payload, record.headers)
-        metrics.stage_duration.labels("publish").observe(perf_counter() - clock)
+        metrics.stage("publish").observe(perf_counter() - clock)
         self._count_answer(query, retrieved.result, record)
 
     async def _decode(self, value: bytes) -> QueryEmbedding:
@@ -266,15 +266,16 @@ class Processor:
         return params
 
     def _count_answer(self, query: QueryEmbedding, result: RetrievalResult, record: InputRecord) -> None:
-        metrics, profile = self._metrics, result.profile
-        metrics.events.labels("answered").inc()
-        metrics.event_duration.labels(profile).observe(perf_counter() - record.read_at)
+        metrics = self._metrics
+        metrics.outcome("answered").inc()
+        duration, passages, tokens = metrics.of_profile(result.profile)
+        duration.observe(perf_counter() - record.read_at)
         # The age of a replayed event depends on when somebody replayed it.
         if replay_source(record.headers) is None:
             # Clocks differ between machines: an event from the future has age 0.
             metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
-        metrics.passages_returned.labels(profile).observe(result.k_returned)
-        metrics.tokens_used.labels(profile).observe(result.tokens_used)
+        passages.observe(result.k_returned)
+        tokens.observe(result.tokens_used)
 
     async def _dead_letter(self, record: InputRecord, value: bytes, error: TerminalError) -> None:
         headers = error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset)
@@ -327,7 +328,7 @@ class Processor:
 
     def _count_dead_letter(self, record: InputRecord, offset: int, error: TerminalError) -> None:
         self._metrics.dead_letters.labels(error.code).inc()
-        self._metrics.events.labels("dead_lettered").inc()
+        self._metrics.outcome("dead_lettered").inc()
         logger.warning(
             "dead letter %s at %s[%d]@%d%s: %s",
             error.code,
