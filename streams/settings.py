@@ -64,6 +64,8 @@ class Settings(BaseSettings):
     anabranch_profiles_file: Path | None = None
     anabranch_search_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
     anabranch_exact_scan_rows: int = Field(default=20_000, ge=0)
+    # Prepared statements per connection; 0 for a pooler that does not support them.
+    anabranch_statement_cache_size: int = Field(default=100, ge=0, le=10_000)
     anabranch_embedding_model: str | None = None
     anabranch_principals_setting: SettingName = "anabranch.principals"
     anabranch_schema_path: Path | None = None

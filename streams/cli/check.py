@@ -63,7 +63,11 @@ def _codecs() -> list[Finding]:
 
 async def _store(settings: Settings) -> list[Finding]:
     try:
-        connection = await asyncpg.connect(settings.store_dsn, timeout=_CONNECT_SECONDS)
+        connection = await asyncpg.connect(
+            settings.store_dsn,
+            timeout=_CONNECT_SECONDS,
+            statement_cache_size=settings.anabranch_statement_cache_size,
+        )
     except Exception as error:
         if (refused := explain(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")

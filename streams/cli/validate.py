@@ -117,6 +117,7 @@ async def _directly(
         connections=2 * options.in_flight,
         search_timeout_seconds=min(options.timeout_seconds, settings.anabranch_search_timeout_seconds),
         exact_scan_rows=settings.anabranch_exact_scan_rows,
+        statement_cache_size=settings.anabranch_statement_cache_size,
     )
     direct = DirectStore(
         store,

@@ -35,7 +35,12 @@ async def count_vectors(
         principals: count only rows that these may read; None: all rows, which only the owner sees.
     """
     try:
-        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_SECONDS, command_timeout=_TIMEOUT_SECONDS)
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=_TIMEOUT_SECONDS,
+            command_timeout=_TIMEOUT_SECONDS,
+            statement_cache_size=0,  # each statement runs once, perhaps through a pooler
+        )
         try:
             async with connection.transaction(readonly=True):
                 if principals is not None:

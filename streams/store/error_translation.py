@@ -33,8 +33,8 @@ _OUT_OF_TIME = {
 _WITHOUT_ROW_SECURITY = "AB001"  # raised by anabranch_require_row_security
 _IDLE_IN_TRANSACTION = "25P03"
 _POOLER = (
-    "a prepared statement is missing; configure the connection pooler to support them"
-    " (PgBouncer: max_prepared_statements)"
+    "the connection pooler does not support prepared statements; set ANABRANCH_STATEMENT_CACHE_SIZE=0,"
+    " or configure the pooler to support them (PgBouncer 1.21 or later: max_prepared_statements)"
 )
 _MISCONFIGURED = {
     "42P01": "a table is missing; run `anabranch migrate`",

@@ -64,6 +64,8 @@ class PostgresStore:
         search_timeout_seconds: timeout of one search, including the wait for a connection.
         exact_scan_rows: scopes up to this size are searched exactly if the index scan stopped early.
         small_scope_rows: scopes up to this size are always searched exactly.
+        statement_cache_size: how many prepared statements each connection keeps; 0 for a pooler that does not support
+            them. Then each statement takes two round trips.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class PostgresStore:
         search_timeout_seconds: float,
         exact_scan_rows: int,
         small_scope_rows: int = 1000,
+        statement_cache_size: int = 100,
     ) -> None:
         self._dsn = dsn
         self._connections = connections
         self._timeout = search_timeout_seconds
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
+        self._statement_cache_size = statement_cache_size
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
         self._closing: set[asyncio.Task[None]] = set()
@@ -95,12 +99,22 @@ class PostgresStore:
             # Principals and settings are local to each transaction, so nothing has to be reset: saves a round trip.
             reset=_nothing_to_reset,
             timeout=self._timeout,
+            statement_cache_size=self._statement_cache_size,
             server_settings={"application_name": "anabranch"},
         )
 
     async def _initialize(self, connection: asyncpg.Connection) -> None:
-        await register_vector(connection, schema=await vector_schema(connection))
-        self._index = await read_vector_index(connection)
+        """Read the vector index, and load all types that statements use.
+
+        Otherwise asyncpg loads an array type when a statement first uses it, and changes `jit` for the session meanwhile:
+        behind a pooler, on another server connection, it would not restore it.
+        """
+        async with connection.transaction():
+            await register_vector(connection, schema=await vector_schema(connection))
+            await connection.prepare(
+                "SELECT $1::uuid[], $2::text[], $3::float8[], $4::bool[], $5::int4[], $6::int8[]"
+            )
+            self._index = await read_vector_index(connection)
 
     async def close(self, *, timeout_seconds: float) -> None:
         """Close every connection, forcibly if it does not close in time."""

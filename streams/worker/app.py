@@ -104,6 +104,7 @@ class WorkerApp:
             connections=2 * settings.anabranch_concurrency + 1,
             search_timeout_seconds=settings.anabranch_search_timeout_seconds,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
+            statement_cache_size=settings.anabranch_statement_cache_size,
         )
         self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
         self._metrics = Metrics(pool=self._store.connections, lag=self._lag)
