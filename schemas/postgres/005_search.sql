@@ -177,8 +177,9 @@ BEGIN
 END
 $$;
 
--- The nearest rows of a scope that the vector index finds; `size`: how many, up to wanted. The conditions filter row by row.
--- The distances are those of the full vectors.
+-- The nearest rows of a scope that the vector index finds; `size`: how many, at least wanted if it finds enough. The
+-- conditions filter row by row. The distances are those of the full vectors. Equally near rows are found all or none: with
+-- WITH TIES, because `ORDER BY …, c.id` would keep PostgreSQL 16 from using the vector index.
 CREATE OR REPLACE FUNCTION public.anabranch_search_index(
   by_halfvec boolean, query :vector_schema.vector, session uuid, topic uuid,
   by_section text, by_type text, by_prefix text, by_metadata text[], wanted integer,
@@ -211,8 +212,8 @@ BEGIN
             AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
             AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
             AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
-          ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half, c.id
-          LIMIT wanted) n;
+          ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half
+          FETCH FIRST wanted ROWS WITH TIES) n;
   ELSE
     SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
@@ -232,8 +233,8 @@ BEGIN
             AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
             AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
             AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
-          ORDER BY c.embedding <=> query, c.id
-          LIMIT wanted) n;
+          ORDER BY c.embedding <=> query
+          FETCH FIRST wanted ROWS WITH TIES) n;
   END IF;
 END
 $$;
@@ -319,7 +320,7 @@ BEGIN
     FROM public.anabranch_search_index(
       by_halfvec, query, session, topic, by_section, by_type, by_prefix, by_metadata, wanted) i;
     applied := set_config('hnsw.max_scan_tuples', max_tuples, true);
-    EXIT WHEN size = wanted;
+    EXIT WHEN size >= wanted;
   END LOOP;
 
   -- A parent replaces a problem only if it also matches the event's session and filters (and is readable, by the policies).
