@@ -1,14 +1,14 @@
-"""Plan stability: a statement's thousandth execution is planned as its first was, for every scope and filter.
+"""Plan stability: a search's thousandth execution reads what its first did, for every scope and filter.
 
-It looks at plans, not at the clock. A plan's shape is its tree of node types, joins, relations and indexes.
+The statements run inside a function, where EXPLAIN does not reach. What each execution reads is the same for the same
+plan: how many scans of which tables and indexes it starts, and how many of their rows it gets. It looks at no clock.
 """
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import numpy as np
@@ -20,48 +20,54 @@ from tests.evaluate.outcome import Outcome, table
 __all__ = [
     "EXECUTIONS",
     "SEARCHES",
+    "SEARCHED_TABLES",
+    "VECTOR_INDEX",
     "Asked",
-    "Plans",
+    "Reads",
+    "Stability",
+    "Way",
     "combinations_of",
     "measure_plans",
-    "nodes_of",
-    "plan_of",
-    "plans_of",
+    "problems_of",
+    "reads_of",
+    "stability_of",
 ]
 
 EXECUTIONS: Final = (1, 6, 12, 1000)
-SEARCHES: Final = ("search_exactly", "search_approximately")
-# The planner's own estimate may move with the statistics, if somebody analyzes meanwhile; not by more than this.
-MAX_COST: Final = 1.2
 
-_KEPT: Final = (
-    "Node Type",
-    "Parent Relationship",
-    "Subplan Name",
-    "Join Type",
-    "Strategy",
-    "Relation Name",
-    "Index Name",
-    "Scan Direction",
-)
+Way = Literal["exactly", "by the index"]
+SEARCHES: Final[tuple[Way, ...]] = ("exactly", "by the index")
+# small_scope, exact_scope: everything is small enough to read, or nothing is.
+_BOUNDS: Final[Mapping[Way, tuple[int, int]]] = {"exactly": (1_000_000, 1_000_000), "by the index": (0, 0)}
+
+SEARCHED_TABLES: Final = ("document_chunks", "documents", "chunk_topics", "chunk_metadata")
+VECTOR_INDEX: Final = "document_chunks_embedding_halfvec"
+
 _FILTERS: Final = ("section", "document type", "URL prefix", "metadata")
 
-# Plans a statement so many times without running it, as each execution does.
-_PLAN_OFTEN: Final = """
+# Counted since the beginning of the transaction, for tables only by sequential scans.
+_COUNTERS: Final = """
+    SELECT c.relname::text AS relation, pg_stat_get_xact_numscans(c.oid) AS scans,
+           pg_stat_get_xact_tuples_returned(c.oid) AS rows
+    FROM pg_class c
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'i')
+"""
+
+# As many executions as cheap as they can be: what is counted is how often a statement was executed before.
+_SEARCH_OFTEN: Final = """
     DO $$
     BEGIN
+      PERFORM set_config('hnsw.max_scan_tuples', '1', true);
       FOR i IN 1..{times} LOOP
-        EXECUTE {explain};
+        PERFORM {call};
       END LOOP;
     END $$
 """
 
-Shape = tuple[Any, ...]
-
 
 @dataclass(frozen=True)
 class Asked:
-    """A combination of scope and filters, with values of its parameters $2 to $7."""
+    """A combination of scope and filters, with the values: session, topic and those of the filters."""
 
     scope: str
     filters: tuple[str, ...]
@@ -72,26 +78,34 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plans:
-    """Of one statement, at each of the executions.
+class Reads:
+    """What one search read, and what it returned.
 
     Attributes:
-        custom: plans made for the values of one execution.
-        generic: plans made for any values.
+        scans: of each table (sequential scans) and index that was scanned.
+        rows: the rows, or index entries, that these scans returned.
+        answer: ids, distances, parents and flags.
     """
 
-    shapes: Mapping[int, Shape]
-    costs: Mapping[int, float]
-    custom: int
-    generic: int
+    scans: Mapping[str, int]
+    rows: Mapping[str, int]
+    answer: tuple[Any, ...]
+
+    @property
+    def ids(self) -> list[UUID]:
+        return list(self.answer[0] or ())
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What a search read at each of the executions."""
+
+    reads: Mapping[int, Reads]
 
     @property
     def stable(self) -> bool:
-        return (
-            len(set(self.shapes.values())) == 1
-            and max(self.costs.values()) <= MAX_COST * min(self.costs.values())
-            and self.generic == 0
-        )
+        first, *others = self.reads.values()
+        return all(other == first for other in others)
 
 
 def combinations_of(
@@ -116,115 +130,134 @@ def combinations_of(
             yield Asked(scope, subset, (*ids, *chosen))
 
 
-async def plans_of(
+async def reads_of(
     connection: PooledConnection,
-    search: str,
+    way: Way,
     asked: Asked,
-    vector: Sequence[float],
-    executions: Sequence[int] = EXECUTIONS,
-) -> Plans:
-    """Prepare a search's statement and plan it as often as the last of the executions says.
+    vector: np.ndarray,
+    principals: Sequence[str],
+    *,
+    expand_parents: bool = False,
+    limit: int = 15,
+) -> Reads:
+    """Search once, in a transaction of its own, and count what that reads.
 
     Args:
-        connection: in a transaction with the search's settings.
-        search: the statement's name.
+        connection: of a worker's role.
+        way: how to search.
         asked: what is searched for.
         vector: the query.
-        executions: at which the plan is looked at, in ascending order, from 1.
+        principals: the caller's.
+        expand_parents: whether to look up parents.
+        limit: how many rows to return.
     """
-    statement = await connection.prepare(postgres._SQL[search])
-    explain = _explanation(statement.get_name(), search, asked, vector, expand_parents=False)
-    shapes, costs, done = {}, {}, 0
+    arguments = (*asked.values, limit, expand_parents, *_BOUNDS[way], True, 100, 60_000)
+    async with connection.transaction():
+        before = await _counters(connection)
+        answer = await connection.fetchrow(
+            postgres._SQL["search"], json.dumps([*principals]), vector, *arguments
+        )
+        after = await _counters(connection)
+    assert answer is not None
+    grown = {relation: (after[relation] - before.get(relation, np.zeros(2, int))) for relation in after}
+    return Reads(
+        {relation: int(scans) for relation, (scans, _) in grown.items() if scans},
+        {relation: int(rows) for relation, (scans, rows) in grown.items() if scans},
+        tuple(answer),
+    )
+
+
+async def _counters(connection: PooledConnection) -> dict[str, np.ndarray]:
+    return {
+        row["relation"]: np.array([row["scans"], row["rows"]]) for row in await connection.fetch(_COUNTERS)
+    }
+
+
+async def stability_of(
+    connection: PooledConnection,
+    way: Way,
+    asked: Asked,
+    vector: np.ndarray,
+    principals: Sequence[str],
+    executions: Sequence[int] = EXECUTIONS,
+) -> Stability:
+    """Search as often as the last of the executions says, on one connection.
+
+    Args:
+        connection: of a worker's role.
+        way: how to search.
+        asked: what is searched for.
+        vector: the query.
+        principals: the caller's.
+        executions: at which it is counted what is read, in ascending order, from 1.
+    """
+    reads, done = {}, 0
     for execution in executions:
         if (between := execution - done - 1) > 0:
-            await connection.execute(
-                _PLAN_OFTEN.format(times=between, explain=f"$explain${explain}$explain$")
-            )
-        plan = json.loads(await connection.fetchval(explain))[0]["Plan"]
-        shapes[execution], costs[execution], done = shape_of(plan), plan["Total Cost"], execution
-    [(custom, generic)] = await connection.fetch(
-        "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE name = $1", statement.get_name()
-    )
-    return Plans(shapes, costs, custom, generic)
+            await _search_often(connection, way, asked, vector, principals, between)
+        reads[execution], done = await reads_of(connection, way, asked, vector, principals), execution
+    return Stability(reads)
 
 
-async def plan_of(
-    connection: PooledConnection, search: str, asked: Asked, vector: Sequence[float], *, expand_parents: bool
-) -> dict[str, Any]:
-    """A search's plan, as EXPLAIN prints it in JSON."""
-    statement = await connection.prepare(postgres._SQL[search])
-    explain = _explanation(statement.get_name(), search, asked, vector, expand_parents=expand_parents)
-    plan: dict[str, Any] = json.loads(await connection.fetchval(explain))[0]["Plan"]
-    return plan
+async def _search_often(
+    connection: PooledConnection,
+    way: Way,
+    asked: Asked,
+    vector: np.ndarray,
+    principals: Sequence[str],
+    times: int,
+) -> None:
+    # Without rows to read, an exact search costs little; the index is not read for somebody without rows.
+    caller = ["nobody at all"] if way == "exactly" else principals
+    values = (json.dumps([*caller]), vector.tolist(), *asked.values, 1, False, *_BOUNDS[way], True, 1, 60_000)
+    call = f"public.anabranch_search({', '.join(_literal(value) for value in values)})"
+    await connection.execute(_SEARCH_OFTEN.format(times=times, call=call))
 
 
-def _explanation(
-    name: str, search: str, asked: Asked, vector: Sequence[float], *, expand_parents: bool
-) -> str:
-    """The plan of one more execution of a prepared statement."""
-    to_read = 1001 if search == "search_exactly" else 60
-    values = (vector, *asked.values, 15, expand_parents, to_read)
-    return f'EXPLAIN (FORMAT JSON) EXECUTE "{name}" ({", ".join(_literal(value) for value in values)})'
-
-
-def nodes_of(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A plan's nodes, parents first."""
-    yield plan
-    for below in plan.get("Plans", ()):
-        yield from nodes_of(below)
-
-
-def shape_of(plan: Mapping[str, Any]) -> Shape:
-    return (
-        *(plan.get(key) for key in _KEPT),
-        # An index read in the order of distance, or by a condition.
-        "Order By" in plan,
-        "Index Cond" in plan,
-        *(shape_of(below) for below in plan.get("Plans", ())),
-    )
-
-
-def indexes_in(shape: Shape) -> set[str]:
-    """The names of the indexes that a plan reads."""
-    found = set() if shape[_KEPT.index("Index Name")] is None else {shape[_KEPT.index("Index Name")]}
-    return found.union(*(indexes_in(below) for below in shape[len(_KEPT) + 2 :]))
+def problems_of(way: Way, reads: Reads) -> list[str]:
+    """What is wrong with what a search read."""
+    found = [
+        f"{reads.scans[table]} sequential scans of {table}"
+        for table in SEARCHED_TABLES
+        if table in reads.scans
+    ]
+    by_index = reads.scans.get(VECTOR_INDEX, 0)
+    if way == "exactly" and by_index:
+        found.append(f"{by_index} scans of the vector index")
+    if way == "by the index" and not by_index:
+        found.append("no scan of the vector index")
+    return found
 
 
 async def measure_plans(
     store: PostgresStore, principals: Sequence[str], vector: np.ndarray, all_asked: Sequence[Asked]
 ) -> Outcome:
-    """Plan every combination a thousand times, on one connection each, under the search's own settings."""
-    shown = table(
-        "scope", "statement", "combinations", "the same plan", "custom plans", "generic", "indexes", words=2
-    )
+    """Search every combination a thousand times, both ways, on one connection."""
+    shown = table("scope", "search", "combinations", "the same reads", "executions", "indexes", words=2)
     shown.columns[-1].justify = "left"
     missed = []
     for scope in dict.fromkeys(asked.scope for asked in all_asked):
-        for search in SEARCHES:
+        for way in SEARCHES:
             of_scope = [asked for asked in all_asked if asked.scope == scope]
-            plans = []
+            good, indexes = 0, set[str]()
             for asked in of_scope:
-                async with (
-                    asyncio.timeout(60) as limit,
-                    store._transaction_as(principals, limit) as connection,
-                ):
-                    plans.append(await plans_of(connection, search, asked, vector.tolist()))
-            stable = sum(one.stable for one in plans)
-            missed += [
-                f"plans, {search}, {asked}: not the same at executions {', '.join(map(str, EXECUTIONS))}"
-                for asked, one in zip(of_scope, plans, strict=True)
-                if not one.stable
-            ]
+                async with store._connection() as connection:
+                    found = await stability_of(connection, way, asked, vector, principals)
+                wrong = problems_of(way, found.reads[1])
+                if not found.stable:
+                    wrong.append(f"not the same at executions {', '.join(map(str, EXECUTIONS))}")
+                missed += [f"plans, {way}, {asked}: {problem}" for problem in wrong]
+                good += not wrong
+                indexes |= found.reads[1].scans.keys()
             shown.add_row(
                 scope,
-                search,
-                str(len(plans)),
-                f"[{'green' if stable == len(plans) else 'red'}]{stable}[/]",
-                f"{sum(one.custom for one in plans):,}",
-                f"{sum(one.generic for one in plans):,}",
-                str(len(set().union(*(indexes_in(one.shapes[1]) for one in plans)))),
+                way,
+                str(len(of_scope)),
+                f"[{'green' if good == len(of_scope) else 'red'}]{good}[/]",
+                f"{len(of_scope) * EXECUTIONS[-1]:,}",
+                str(len(indexes)),
             )
-    return Outcome("Plan stability: executions 1, 6, 12 and 1,000 of one prepared statement", [shown], missed)
+    return Outcome("Plan stability: executions 1, 6, 12 and 1,000 of one search", [shown], missed)
 
 
 def _literal(value: Any) -> str:

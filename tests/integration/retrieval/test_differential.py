@@ -666,7 +666,7 @@ def enough(make: Callable[[], T], least: int, satisfied: Callable[[], bool]) -> 
 async def index_scans(admin: asyncpg.Connection) -> int:
     return int(
         await admin.fetchval(
-            "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'document_chunks_embedding'"
+            "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'document_chunks_embedding_halfvec'"
         )
     )
 

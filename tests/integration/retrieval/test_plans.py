@@ -1,21 +1,35 @@
-"""Every combination of scope and filters keeps its plan, however often the statement was executed before.
+"""Every combination of scope and filters reads the same rows by the same indexes, however often it was searched before.
 
-PostgreSQL makes a generic plan after five executions where it may, and a generic plan knows neither which filters are
-asked for nor how many rows they keep.
+A search runs inside a function: neither EXPLAIN nor pg_prepared_statements shows its plans. What they read does.
 """
 
 import asyncio
 import random
-from collections import Counter
+import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import asyncpg
+import numpy as np
 import pytest
 
+from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.postgres import PostgresStore
-from tests.conftest import SETTING, Database, PostgresServer
-from tests.evaluate.plans import SEARCHES, Asked, combinations_of, indexes_in, nodes_of, plan_of, plans_of
+from tests.conftest import Database, PostgresServer
+from tests.evaluate.plans import (
+    SEARCHED_TABLES,
+    SEARCHES,
+    VECTOR_INDEX,
+    Asked,
+    Reads,
+    Way,
+    combinations_of,
+    problems_of,
+    reads_of,
+    stability_of,
+)
+from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 pytestmark = pytest.mark.slow
@@ -31,11 +45,13 @@ COMBINATIONS = list(
         metadata={"year": "2020"},
     )
 )
-VECTOR = unit_vectors(1, 5)[0].tolist()
+VECTOR = unit_vectors(1, 5)[0]
+CALLER = ["user:1"]
+CHUNKS = 2000
 
 
 def corpus() -> Corpus:
-    """2,000 chunks, of which each filter keeps a few."""
+    """2,000 chunks, of which each filter keeps a few; every third is a problem with a parent."""
     rng = random.Random(4)
     documents = [
         Document(
@@ -48,112 +64,248 @@ def corpus() -> Corpus:
         )
         for number in range(100)
     ]
-    vectors = unit_vectors(2000, 4)
+    vectors = unit_vectors(CHUNKS, 4)
+    ids = [random_uuid(rng) for _ in range(CHUNKS)]
     return Corpus.of(
         documents,
         [
             Chunk(
-                random_uuid(rng),
+                ids[number],
                 documents[number % 100].id,
                 "text",
                 vectors[number],
                 session_id=documents[number % 100].session_id,
                 related_topic_ids=[TOPIC] if number % 20 == 0 else [],
                 section=str(number % 50),
+                chunk_type="problem" if number % 3 == 0 else "theory",
+                parent_chunk_id=ids[(number + 100) % CHUNKS] if number % 3 == 0 else None,
             )
-            for number in range(2000)
+            for number in range(CHUNKS)
         ],
     )
 
 
+@pytest.fixture(scope="module", params=[None, 16], ids=["newest", "16"])
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    if request.param is None:
+        yield request.getfixturevalue("postgres")
+        return
+    with EmbeddedPostgres(version=request.param) as embedded:
+        yield PostgresServer(embedded)
+
+
 @pytest.fixture(scope="module")
-def loaded(postgres: PostgresServer) -> Iterator[Database]:
+def loaded(server: PostgresServer) -> Iterator[Database]:
     """One database for the module: nothing is written to it but this."""
 
     async def fill(database: Database) -> None:
-        await load(database.writer, corpus())
-        owner = await asyncpg.connect(database.owner)
-        try:
+        async with connected(database.owner, search_path="pg_catalog, public") as owner:
+            # Filled first, indexed then: much faster.
+            index = await owner.fetchval(f"SELECT pg_get_indexdef('{VECTOR_INDEX}'::regclass)")
+            await owner.execute(f"DROP INDEX {VECTOR_INDEX}")
+            await load(database.writer, corpus())
+            await owner.execute(index)
             await owner.execute(
                 "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
             )
-        finally:
-            await owner.close()
 
-    database = postgres.database()
+    database = server.database()
     asyncio.run(fill(database))
     yield database
-    postgres.drop(database)
+    server.drop(database)
+
+
+@asynccontextmanager
+async def opened(dsn: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(dsn, connections=1, search_timeout_seconds=20, exact_scan_rows=20_000)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close(timeout_seconds=3)
 
 
 @pytest.fixture
 async def store(loaded: Database) -> AsyncIterator[PostgresStore]:
-    opened = PostgresStore(
-        loaded.worker,
-        connections=1,
-        search_timeout_seconds=20,
-        exact_scan_rows=20_000,
-    )
-    await opened.open()
-    try:
-        yield opened
-    finally:
-        await opened.close(timeout_seconds=3)
+    async with opened(loaded.worker) as store:
+        yield store
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-async def test_each_combination_is_planned_alike_whenever_it_is_executed(
-    store: PostgresStore, search: str
+@pytest.mark.parametrize("way", SEARCHES)
+async def test_each_combination_reads_the_same_whenever_it_is_executed(
+    store: PostgresStore, way: Way
 ) -> None:
     assert len(COMBINATIONS) == 3 * 2**4
     for asked in COMBINATIONS:
-        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
-            plans = await plans_of(connection, search, asked, VECTOR, executions=(1, 6, 12))
-        assert plans.stable, asked
-        assert (plans.custom, plans.generic) == (12, 0)
+        async with store._connection() as connection:
+            found = await stability_of(connection, way, asked, VECTOR, CALLER, executions=(1, 6, 12))
+        assert found.stable, (asked, found)
+        reads = found.reads[1]
+        assert problems_of(way, reads) == [], (asked, reads)
+        if way == "exactly":
+            assert reads.ids or len(asked.filters) > 1, "each filter alone keeps rows"
+            # Counted, then read. Nothing but the rows of the smallest part of the scope, by its own index.
+            of_chunks = sum(
+                rows for index, rows in reads.rows.items() if index.startswith("document_chunks")
+            )
+            everything = asked.scope == "everything" and not asked.filters
+            assert 0 < of_chunks <= 2 * CHUNKS * (1 if everything else 0.3), (asked, reads)
+        else:
+            assert reads.scans[VECTOR_INDEX] in (1, 2), (asked, reads)
+            assert reads.rows[VECTOR_INDEX] >= len(reads.ids)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("number", [0, 31, 47], ids=lambda number: str(COMBINATIONS[number]))
-async def test_the_thousandth_execution_is_planned_as_the_first(
-    store: PostgresStore, search: str, number: int
+@pytest.mark.parametrize("way", SEARCHES)
+@pytest.mark.parametrize("number", [0, 1, 31, 47], ids=lambda number: str(COMBINATIONS[number]))
+async def test_the_thousandth_execution_reads_what_the_first_did(
+    store: PostgresStore, way: Way, number: int
 ) -> None:
-    async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
-        plans = await plans_of(connection, search, COMBINATIONS[number], VECTOR)
-    assert plans.stable
-    assert (plans.custom, plans.generic) == (1000, 0)
+    async with store._connection() as connection:
+        found = await stability_of(connection, way, COMBINATIONS[number], VECTOR, CALLER)
+    assert set(found.reads) == {1, 6, 12, 1000}
+    assert found.stable
+    assert problems_of(way, found.reads[1000]) == []
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-async def test_a_parent_and_its_document_are_looked_up_by_their_keys(
-    store: PostgresStore, search: str
-) -> None:
+@pytest.mark.parametrize("way", SEARCHES)
+async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: PostgresStore, way: Way) -> None:
     """Whatever a parent has to meet: it is one row, and its document is another."""
+    looked_up = 0
     for asked in COMBINATIONS:
-        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
-            plan = await plan_of(connection, search, asked, VECTOR, expand_parents=True)
-        of_parents = [below for below in plan["Plans"] if not below.get("Subplan Name", "").startswith("CTE")]
-        indexes = Counter(
-            (node["Relation Name"], node.get("Index Name"), "Index Cond" in node)
-            for below in of_parents
-            for node in nodes_of(below)
-            if node.get("Relation Name") in ("document_chunks", "documents")
+        async with store._connection() as connection:
+            without = await reads_of(connection, way, asked, VECTOR, CALLER)
+            found = await reads_of(connection, way, asked, VECTOR, CALLER, expand_parents=True)
+        assert found.ids == without.ids
+        parents = more(found, without)
+        # Of the policies, at most once for each statement.
+        assert parents.pop("access_sets_principals", 0) <= 2
+        _, _, parent_ids, parents_missing, *_ = found.answer
+        wanted = sum(
+            parent is not None or missing
+            for parent, missing in zip(parent_ids or (), parents_missing or (), strict=True)
         )
-        wanted = Counter([("document_chunks", "document_chunks_pkey", True)])
-        if {"document type", "URL prefix", "metadata"} & {*asked.filters}:
-            wanted["documents", "documents_pkey", True] += 1
-        assert indexes == wanted, asked
+        looked_up += wanted
+        assert parents.pop("document_chunks_pkey", 0) == wanted, asked
+        assert parents.pop("documents_pkey", 0) <= wanted, asked
+        assert parents == {}, asked
+    assert looked_up > 50
 
 
-async def test_it_would_see_a_generic_plan(store: PostgresStore) -> None:
-    asked = Asked("everything", ("section",), (None, None, "1", None, None, None))
-    shapes = {}
-    for mode in ("force_custom_plan", "force_generic_plan"):
-        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
-            await connection.execute(f"SET LOCAL plan_cache_mode = {mode}")
-            plans = await plans_of(connection, "search_exactly", asked, VECTOR, executions=(1, 6))
-        shapes[mode] = plans.shapes[6]
-        assert plans.stable == (mode == "force_custom_plan")
-        assert plans.generic == (0 if mode == "force_custom_plan" else 2 + 4)
-    assert "document_chunks_section" in indexes_in(shapes["force_custom_plan"])
-    assert "document_chunks_section" not in indexes_in(shapes["force_generic_plan"])
+def more(reads: Reads, than: Reads) -> dict[str, int]:
+    """The scans that one search made in addition to another."""
+    return {
+        relation: number
+        for relation in {*reads.scans, *than.scans}
+        if (number := reads.scans.get(relation, 0) - than.scans.get(relation, 0))
+    }
+
+
+# That it would see another plan
+
+
+@pytest.fixture
+async def copy(server: PostgresServer, loaded: Database) -> AsyncIterator[Database]:
+    """A copy of the module's database, to break something in."""
+    await execute(
+        server.embedded.dsn(),
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{loaded.name}'",
+    )
+    database = await asyncio.to_thread(server.create, loaded.name)
+    yield database
+    await asyncio.to_thread(server.drop, database)
+
+
+BY_SECTION = Asked("everything", ("section",), (None, None, "1", None, None, None))
+
+
+async def reads_in(database: Database, way: Way, asked: Asked) -> Reads:
+    async with opened(database.worker) as store, store._connection() as connection:
+        return await reads_of(connection, way, asked, VECTOR, CALLER)
+
+
+async def test_it_would_see_a_generic_plan(copy: Database) -> None:
+    """A filtered scope's rows are counted by a plan for its filter; one plan for all filters cannot use its index."""
+    before = await reads_in(copy, "exactly", BY_SECTION)
+    async with connected(copy.admin) as admin:
+        source = await admin.fetchval("SELECT pg_get_functiondef('anabranch_scope_size'::regproc)")
+        static, replaced = re.subn(
+            r"EXECUTE '.*?;",
+            "SELECT count(*) INTO size FROM (SELECT FROM public.document_chunks c WHERE c.embedding IS NOT NULL"
+            " AND (by_section IS NULL OR c.section OPERATOR(pg_catalog.=) by_section) LIMIT most) s;",
+            source,
+            count=1,
+            flags=re.DOTALL,
+        )
+        assert replaced == 1
+        await admin.execute(static)
+    after = await reads_in(copy, "exactly", BY_SECTION)
+    assert after.answer == before.answer
+    assert after.scans["document_chunks_section"] < before.scans["document_chunks_section"]
+    assert sum(after.rows.values()) > sum(before.rows.values()) + CHUNKS / 2
+
+
+async def test_it_would_see_a_plan_that_changes(copy: Database) -> None:
+    async with opened(copy.worker) as store, store._connection() as connection:
+        found = await stability_of(connection, "exactly", BY_SECTION, VECTOR, CALLER, executions=(1, 6))
+        assert found.stable
+        before = found.reads[1]
+        await execute(copy.owner, "DROP INDEX document_chunks_section")
+        after = await reads_of(connection, "exactly", BY_SECTION, VECTOR, CALLER)
+    assert after.answer == before.answer
+    assert after != before
+
+
+async def test_it_would_see_a_sequential_scan(copy: Database) -> None:
+    async with connected(copy.owner) as owner:
+        for row in await owner.fetch(
+            "SELECT indexrelid::regclass::text AS name FROM pg_index"
+            " WHERE indrelid = 'document_chunks'::regclass AND NOT indisprimary"
+        ):
+            await owner.execute(f"DROP INDEX {row['name']}")
+    for way in SEARCHES:
+        problems = problems_of(way, await reads_in(copy, way, COMBINATIONS[0]))
+        assert any("sequential scans of document_chunks" in problem for problem in problems), problems
+
+
+# Statistics and plans of another time
+
+
+async def test_statistics_and_old_plans_change_no_answer(server: PostgresServer) -> None:
+    """A connection that made its plans while the tables were empty reads and finds what a new one does."""
+    database = await asyncio.to_thread(server.database)
+    rows = corpus()
+    few = Corpus.of(rows.documents.values(), list(rows.chunks.values())[:600])
+    try:
+        async with connected(database.owner) as owner:
+            for table in (*SEARCHED_TABLES, "access_sets"):
+                await owner.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+        async def answers(connection: asyncpg.pool.PoolConnectionProxy) -> list[Reads]:
+            return [
+                await reads_of(connection, way, asked, VECTOR, CALLER, expand_parents=True)
+                for way in SEARCHES
+                for asked in COMBINATIONS
+            ]
+
+        async with opened(database.worker) as old, old._connection() as connection:
+            assert not any(reads.ids for reads in await answers(connection))
+            await load(database.writer, few)
+            planned_empty = await answers(connection)
+            await execute(database.owner, "ANALYZE documents, document_chunks, access_sets, chunk_topics")
+            analyzed = await answers(connection)
+        async with opened(database.worker) as new, new._connection() as connection:
+            planned_full = await answers(connection)
+    finally:
+        await asyncio.to_thread(server.drop, database)
+    assert sum(bool(reads.ids) for reads in planned_empty) > len(COMBINATIONS) / 2
+    for asked, way, *found in zip(
+        COMBINATIONS * 2,
+        np.repeat(SEARCHES, len(COMBINATIONS)),
+        planned_empty,
+        analyzed,
+        planned_full,
+        strict=True,
+    ):
+        assert all(reads.answer == found[0].answer for reads in found), (asked, way)
+        for reads in found:
+            assert problems_of(way, reads) == [], (asked, way, reads)

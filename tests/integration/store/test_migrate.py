@@ -222,10 +222,10 @@ async def test_two_at_the_same_time(empty_database: Database) -> None:
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        ("DROP INDEX document_chunks_embedding",
-         "created index document_chunks_embedding on document_chunks"),
-        ("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding'::regclass",
-         "created index document_chunks_embedding on document_chunks"),
+        ("DROP INDEX document_chunks_embedding_halfvec",
+         "created index document_chunks_embedding_halfvec on document_chunks"),
+        ("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding_halfvec'::regclass",
+         "created index document_chunks_embedding_halfvec on document_chunks"),
         ("ALTER TABLE documents NO FORCE ROW LEVEL SECURITY", "forced row-level security on documents"),
         ("ALTER TABLE documents DISABLE ROW LEVEL SECURITY", "enabled row-level security on documents"),
         ("ALTER TABLE documents DISABLE TRIGGER ALL",
@@ -307,7 +307,7 @@ async def test_tables_that_were_there_get_what_is_missing(empty_database: Databa
         line
         for line in done
         if line.startswith(
-            ("created index document_chunks_session_id", "created index document_chunks_embedding")
+            ("created index document_chunks_session_id", "created index document_chunks_embedding_halfvec")
         )
     ]
     assert [line for line in done if line.startswith("note: existing embeddings")]

@@ -41,7 +41,7 @@ WANTED = {
     "chunk_topics_chunk_id": "btree (chunk_id)",
     "document_chunks_access_set_id": "btree (access_set_id)",
     "document_chunks_document_id": "btree (document_id)",
-    "document_chunks_embedding": "hnsw (embedding vector_cosine_ops)",
+    "document_chunks_embedding_halfvec": "hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops)",
     "document_chunks_metadata": "gin (metadata)",
     "document_chunks_related_topic_ids": "gin (related_topic_ids)",
     "document_chunks_section": "btree (section)",
@@ -466,7 +466,7 @@ async def test_missing_invalid_and_renamed_indexes(database: Database) -> None:
         """
         DROP INDEX document_chunks_session_id;
         ALTER INDEX documents_session_id RENAME TO of_the_back_end;
-        DROP INDEX document_chunks_embedding;
+        DROP INDEX document_chunks_embedding_halfvec;
         CREATE INDEX with_parameters ON document_chunks
           USING hnsw (embedding vector_cosine_ops) WITH (m = 8) WHERE embedding IS NOT NULL;
         DROP INDEX document_chunks_document_id;

@@ -401,7 +401,7 @@ async def test_killed_while_an_index_is_built_the_invalid_index_is_replaced(empt
             await running
         assert await admin.fetchval("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 1
         done = await migrate(empty_database.owner, principals_setting=SETTING)
-        assert "created index document_chunks_embedding on document_chunks" in done
+        assert "created index document_chunks_embedding_halfvec on document_chunks" in done
         assert await admin.fetchval("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 0
     assert await problems(empty_database) == []
 
@@ -440,14 +440,14 @@ async def test_a_dry_run_over_tables_in_use_waits_for_nobody_and_shows_what_is_c
         await owner.execute("LOCK TABLE documents, document_chunks, document_grants IN ROW EXCLUSIVE MODE")
         script = await asyncio.wait_for(plan(empty_database.owner, principals_setting=SETTING), 10)
     text = "\n".join(script)
-    assert "CREATE INDEX CONCURRENTLY IF NOT EXISTS document_chunks_embedding" in text
+    assert "CREATE INDEX CONCURRENTLY IF NOT EXISTS document_chunks_embedding_halfvec" in text
     assert "REFERENCES public.access_sets" in text  # the keys that are added
     assert text.count("FOREIGN KEY") == 0
     assert "-- in batches of about 200 ms" in text
     assert (
         text.index("GRANT SELECT")
         > text.index("ENABLE ROW LEVEL SECURITY")
-        > text.index("document_chunks_embedding")
+        > text.index("document_chunks_embedding_halfvec")
     )
 
 
@@ -581,23 +581,24 @@ async def test_partitioned_tables_get_their_indexes_partition_by_partition(empty
     assert await migrate(empty_database.owner, principals_setting=SETTING) == []
     # An interrupted build: one partition's index is invalid.
     async with connected(empty_database.admin) as admin:
-        await admin.execute("DROP INDEX document_chunks_embedding")
+        await admin.execute("DROP INDEX document_chunks_embedding_halfvec")
         await admin.execute(
-            "CREATE INDEX document_chunks_embedding ON ONLY document_chunks USING hnsw (embedding vector_cosine_ops)"
+            f"CREATE INDEX document_chunks_embedding_halfvec ON ONLY document_chunks {HALFVEC}"
         )
         oid = await admin.fetchval("SELECT 'chunks_old'::regclass::oid")
         await admin.execute(
-            f"CREATE INDEX document_chunks_embedding_{oid} ON chunks_old USING hnsw (embedding vector_cosine_ops)"
+            f"CREATE INDEX document_chunks_embedding_halfvec_{oid} ON chunks_old {HALFVEC}"
         )
         await admin.execute(
-            f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding_{oid}'::regclass"
+            f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding_halfvec_{oid}'::regclass"
         )
     assert await migrate(empty_database.owner, principals_setting=SETTING) == [
-        "created index document_chunks_embedding on document_chunks"
+        "created index document_chunks_embedding_halfvec on document_chunks"
     ]
     assert await problems(empty_database) == []
 
 
+HALFVEC = "USING hnsw ((l2_normalize(embedding)::halfvec(768)) halfvec_cosine_ops)"
 PARTITIONED = """
     CREATE TABLE documents (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), title text) PARTITION BY HASH (id);
     CREATE TABLE documents_0 PARTITION OF documents FOR VALUES WITH (MODULUS 2, REMAINDER 0);

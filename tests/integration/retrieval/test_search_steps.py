@@ -1,0 +1,284 @@
+"""A search runs the steps in the head of `anabranch_search`, with their bounds.
+
+Which steps ran shows in what they read: the rows of a session are counted, and read, by the session's index; the vector
+index is scanned at most twice.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import numpy as np
+import pytest
+from pgvector.asyncpg import register_vector
+
+from tests.conftest import Database, PostgresServer
+from tests.evaluate.plans import VECTOR_INDEX
+from tests.integration.connections import connected, execute
+from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+
+pytestmark = pytest.mark.slow
+
+SESSION, TOPIC = UUID(int=1), UUID(int=2)
+NEAR, SCOPE, OF_TOPIC = 3000, 300, 40
+AXIS = unit_vectors(1, 1)[0]
+
+# Reports the settings with which each statement reads chunks, once a statement.
+REPORT = """
+    CREATE FUNCTION public.report_settings() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+    BEGIN
+      RAISE NOTICE 'index % tuples % ef_search %', pg_stat_get_xact_numscans('public.{index}'::regclass),
+        current_setting('hnsw.max_scan_tuples'), current_setting('hnsw.ef_search');
+      RETURN true;
+    END $$;
+    CREATE POLICY report ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
+      USING ((SELECT public.report_settings()));
+"""
+
+
+def corpus() -> Corpus:
+    """Many chunks around the query, and on the other side, where the index comes last, those of a session."""
+    rng = random.Random(3)
+    near = Document(random_uuid(rng), frozenset({"user:1"}))
+    far = Document(random_uuid(rng), frozenset({"user:1"}), session_id=SESSION)
+    noise = unit_vectors(NEAR + SCOPE, 2)
+    return Corpus.of(
+        [near, far],
+        [
+            *(Chunk(random_uuid(rng), near.id, "text", noise[n] + 2 * AXIS) for n in range(NEAR)),
+            *(
+                Chunk(
+                    random_uuid(rng),
+                    far.id,
+                    "text",
+                    noise[NEAR + n] - 2 * AXIS,
+                    session_id=SESSION,
+                    related_topic_ids=[TOPIC] if n < OF_TOPIC else [],
+                )
+                for n in range(SCOPE)
+            ),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(postgres: PostgresServer) -> Iterator[Database]:
+    """One database for the module: nothing is written to it but this."""
+
+    async def fill(database: Database) -> None:
+        async with connected(database.owner, search_path="pg_catalog, public") as owner:
+            index = await owner.fetchval(f"SELECT pg_get_indexdef('{VECTOR_INDEX}'::regclass)")
+            await owner.execute(f"DROP INDEX {VECTOR_INDEX}")
+            await load(database.writer, corpus())
+            await owner.execute(index)
+            await owner.execute("VACUUM ANALYZE documents, document_chunks, chunk_topics, access_sets")
+
+    database = postgres.database()
+    asyncio.run(fill(database))
+    yield database
+    postgres.drop(database)
+
+
+@pytest.fixture
+async def worker(loaded: Database) -> AsyncIterator[asyncpg.Connection]:
+    async with connected(loaded.worker) as connection:
+        await register_vector(connection)
+        yield connection
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a search read of a session.
+
+    Attributes:
+        index_scans: of the vector index.
+        rows: those of the session that were counted, and read.
+        found: how many rows it returned.
+        complete: as returned.
+        truncated: as returned.
+    """
+
+    index_scans: int
+    rows: int
+    found: int
+    complete: bool
+    truncated: bool
+
+
+async def steps_of(
+    worker: asyncpg.Connection,
+    *,
+    small: int = 10,
+    exact: int = 800,
+    limit: int = 15,
+    session: UUID | None = SESSION,
+    topic: UUID | None = None,
+    index: str = "document_chunks_session_id",
+    principals: tuple[str, ...] = ("user:1",),
+) -> Steps:
+    async with worker.transaction():
+        before = await counters(worker, index)
+        answer = await search(worker, principals, session, topic, limit, small, exact)
+        index_scans, _, rows = await counters(worker, index) - before
+    return Steps(
+        int(index_scans),
+        int(rows),
+        len(answer["ids"] or ()),
+        answer["complete"],
+        answer["truncated"],
+    )
+
+
+async def counters(worker: asyncpg.Connection, indexes: str = "") -> np.ndarray:
+    """The vector index's scans and rows, and the rows from indexes whose names begin like this."""
+    row = await worker.fetchrow(
+        "SELECT pg_stat_get_xact_numscans($1::text::regclass), pg_stat_get_xact_tuples_returned($1::text::regclass),"
+        " (SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class"
+        "  WHERE relnamespace = 'public'::regnamespace AND relkind = 'i' AND starts_with(relname, $2))::int",
+        VECTOR_INDEX,
+        indexes,
+    )
+    assert row is not None
+    return np.array(tuple(row))
+
+
+async def search(
+    worker: asyncpg.Connection,
+    principals: tuple[str, ...],
+    session: UUID | None,
+    topic: UUID | None,
+    limit: int,
+    small: int,
+    exact: int,
+    ef_search: int = 20,
+) -> Any:
+    return await worker.fetchrow(
+        "SELECT * FROM public.anabranch_search($1, $2, $3, $4, NULL, NULL, NULL, NULL, $5, false, $6, $7, true, $8, 20000)",
+        json.dumps(principals),
+        AXIS.astype(np.float32),
+        session,
+        topic,
+        limit,
+        small,
+        exact,
+        ef_search,
+    )
+
+
+# Of a scope of 300 rows. `wanted` is four times the limit.
+@pytest.mark.parametrize(
+    ("small", "exact", "limit", "index_scans", "rows", "truncated"),
+    [
+        pytest.param(1000, 20_000, 15, 0, 300 + 300, False, id="1: well below"),
+        pytest.param(300, 20_000, 15, 0, 300 + 300, False, id="1: at the bound"),
+        pytest.param(299, 1200, 15, 1, 300 + 300 + 300, False, id="3: at a quarter of the larger bound"),
+        pytest.param(299, 299, 100, 2, 300 + 300 + 300, True, id="6: the smaller bound is the least of the larger"),
+        pytest.param(10, 1200, 15, 1, 11 + 300 + 300, False, id="3: at the bound"),
+        pytest.param(10, 1199, 15, 2, 11 + 300, False, id="4: above the bound, the index found all wanted"),
+        pytest.param(10, 300, 100, 2, 11 + 76 + 300 + 300, False, id="5: at the bound"),
+        pytest.param(10, 299, 100, 2, 11 + 75 + 300, True, id="6"),
+        pytest.param(0, 0, 100, 2, 1 + 1 + 1, True, id="6: nothing is read exactly"),
+    ],
+)  # fmt: skip
+async def test_it_tries_the_steps_in_order(
+    worker: asyncpg.Connection,
+    small: int,
+    exact: int,
+    limit: int,
+    index_scans: int,
+    rows: int,
+    *,
+    truncated: bool,
+) -> None:
+    assert await steps_of(worker, small=small, exact=exact, limit=limit) == Steps(
+        index_scans, rows, limit, complete=False, truncated=truncated
+    )
+
+
+async def test_the_index_suffices_where_it_finds_all_wanted_at_once(worker: asyncpg.Connection) -> None:
+    found = await steps_of(worker, small=1000, exact=1200, session=None, index="document_chunks_access_set_id")
+    assert found == Steps(1, 1001, 15, complete=False, truncated=False)
+
+
+@pytest.mark.parametrize(("limit", "complete"), [(299, False), (300, True), (301, True)])
+async def test_a_result_is_complete_if_the_scope_has_no_more_rows(
+    worker: asyncpg.Connection, limit: int, *, complete: bool
+) -> None:
+    assert await steps_of(worker, small=300, limit=limit) == Steps(
+        0, 600, min(limit, 300), complete=complete, truncated=False
+    )
+    # After the index has found too few, too.
+    found = await steps_of(worker, small=10, exact=1200, limit=limit)
+    assert (found.index_scans, found.found, found.complete) == (1, min(limit, 300), complete)
+
+
+async def test_a_scope_without_rows_is_complete(worker: asyncpg.Connection) -> None:
+    for small in (0, 1000):
+        found = await steps_of(worker, small=small, session=UUID(int=9))
+        assert found == Steps(0, 0, 0, complete=True, truncated=False)
+        found = await steps_of(worker, small=small, principals=("nobody",))
+        assert (found.index_scans, found.found, found.complete, found.truncated) == (0, 0, True, False)
+
+
+async def test_a_topic_is_counted_in_its_own_table(worker: asyncpg.Connection) -> None:
+    found = await steps_of(worker, small=OF_TOPIC, topic=TOPIC, index="chunk_topics")
+    assert (found.index_scans, found.rows, found.complete) == (0, 2 * OF_TOPIC, False)
+    found = await steps_of(worker, small=OF_TOPIC - 1, exact=OF_TOPIC - 1, topic=TOPIC, index="chunk_topics")
+    assert (found.index_scans, found.rows, found.truncated) == (2, 3 * OF_TOPIC, True)
+
+
+@pytest.mark.parametrize(("servers", "limits"), [(20_000, [1000, 20_000]), (900, [900, 900])])
+@pytest.mark.parametrize(
+    ("limit", "ef_search"), [(1, 20), (5, 20), (6, 24), (100, 400), (333, 1000), (1000, 1000)]
+)
+async def test_the_index_has_its_limits_and_enough_candidates(
+    postgres: PostgresServer, loaded: Database, servers: int, limits: list[int], limit: int, ef_search: int
+) -> None:
+    """The first scan is limited to 1,000 tuples; no scan to more than the server's limit."""
+    await execute(loaded.admin, f"SET search_path = public; {REPORT.format(index=VECTOR_INDEX)}")
+    notices: list[str] = []
+    try:
+        async with connected(loaded.worker) as worker:
+            await register_vector(worker)
+            worker.add_log_listener(lambda _, message: notices.append(message.message))
+            await worker.execute(f"SET hnsw.max_scan_tuples = {servers}")
+            # Nothing is near enough to be found by the first scan, and nothing is read exactly.
+            await search(worker, ("user:1",), UUID(int=1), None, limit, 0, 0)
+            assert await worker.fetchval("SELECT current_setting('hnsw.max_scan_tuples')") == str(servers)
+    finally:
+        await execute(
+            loaded.admin,
+            "DROP POLICY report ON public.document_chunks; DROP FUNCTION public.report_settings()",
+        )
+    settings = [list(map(int, notice.split()[1::2])) for notice in notices if notice.startswith("index ")]
+    # A statement reports after its first row: those that have just scanned the vector index.
+    scans = [
+        (tuples, candidates)
+        for (before, *_), (scanned, tuples, candidates) in zip([[0], *settings], settings, strict=False)
+        if scanned > before
+    ]
+    assert scans == [(tuples, ef_search) for tuples in limits]
+
+
+async def test_the_index_has_to_find_more_rows_than_the_limit(worker: asyncpg.Connection) -> None:
+    """Four times as many, but at most 1,000 more."""
+
+    async def read(limit: int) -> int:
+        async with worker.transaction():
+            before = await counters(worker)
+            await search(worker, ("user:1",), None, None, limit, 0, 10, ef_search=1000)
+            _, rows, _ = await counters(worker) - before
+        return int(rows)
+
+    # The scan may read one more, to see that it is not as near as the last.
+    further = await read(1) - 4
+    assert further in (0, 1)
+    assert [await read(limit) - further for limit in (15, 100)] == [60, 400]
+    # The first scan ends early, as far for one of these limits as for the next.
+    totals = [await read(limit) for limit in (333, 334, 1000)]
+    assert np.diff(totals).tolist() == [1334 - 1332, 2000 - 1334]
