@@ -226,7 +226,8 @@ _HAS: Final[dict[Kind, Callable[[Catalog, Statement], bool]]] = {
 OBJECT_KINDS: Final = tuple(_HAS)
 
 _GRANT: Final = re.compile(
-    r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?\s+ON (?:(?P<schema>SCHEMA public)|(?P<functions>FUNCTION)?(?P<tables>.+?))"
+    r"GRANT (?P<privileges>[\w, ]+?)\s*(?:\((?P<columns>[^)]*)\))?"
+    r"\s+ON (?:(?P<schema>SCHEMA public)|(?P<functions>FUNCTION)?(?P<tables>.+?))"
     r"\s+TO (?P<roles>[\w, ]+)$",
     re.DOTALL,
 )
@@ -296,7 +297,7 @@ async def qualified_names(connection: Connection) -> AsyncIterator[None]:
 
 
 async def vector_schema(connection: Connection) -> str:
-    """pgvector's schema, quoted for SQL if necessary; ``public`` if the extension is missing."""
+    """Pgvector's schema, quoted for SQL if necessary; ``public`` if the extension is missing."""
     schema = await connection.fetchval(
         "SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
         " WHERE e.extname = 'vector'"

@@ -30,7 +30,6 @@ _OUT_OF_TIME = {
     "57014": "PostgreSQL cancelled the search (statement timeout)",
     "25P04": "PostgreSQL ended the search's session (transaction timeout)",
 }
-_WITHOUT_ROW_SECURITY = "AB001"  # raised by anabranch_require_row_security
 _IDLE_IN_TRANSACTION = "25P03"
 _POOLER = (
     "the connection pooler does not support prepared statements; set ANABRANCH_STATEMENT_CACHE_SIZE=0,"
@@ -42,6 +41,9 @@ _MISCONFIGURED = {
     "42883": "a function or operator is missing; is pgvector installed? run `anabranch check`",
     "42704": "a type or setting is missing; is pgvector installed? run `anabranch check`",
     "42501": "permission denied; grant anabranch_reader to the worker's role, then run `anabranch check`",
+    # Raised by anabranch_require_row_security.
+    "AB001": "row-level security is not active for this role on every table, so no rows were returned; run"
+    " `anabranch check` for the reason, or `anabranch migrate` to enable it",
     "0A000": "the server lacks a feature; run `anabranch check`",
     "26000": _POOLER,
     "42P05": _POOLER,
@@ -88,11 +90,6 @@ def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
         error, asyncpg.InvalidCachedStatementError
     ):  # before the SQLSTATE, which is misleading here
         return StoreUnavailable("the schema changed under a prepared statement")
-    if state == _WITHOUT_ROW_SECURITY:
-        return StoreMisconfigured(
-            "row-level security is not active for this role on every table, so all rows were discarded;"
-            " run `anabranch check` for the reason, or `anabranch migrate` to enable it"
-        )
     if state in _OUT_OF_TIME:
         return SearchTimeout(_OUT_OF_TIME[state])
     if remedy := _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2]):

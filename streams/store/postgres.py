@@ -34,10 +34,13 @@ MAX_TOKEN_COUNT = 2_000_000
 
 
 # Every statement that a worker sends. Values are bound.
-_SEARCH = "$1, $2, $3, $4, $5, $6, $7, $8, $9"
 _SQL = {
-    "search": f"SELECT * FROM public.anabranch_search({_SEARCH}, $10, $11, $12, $13, $14, $15)",
-    "search_passages": f"SELECT * FROM public.anabranch_search_passages({_SEARCH}, $10, $11, $12, $13, $14)",
+    "search": """
+        SELECT * FROM public.anabranch_search($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+    """,
+    "search_passages": """
+        SELECT * FROM public.anabranch_search_passages($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    """,
     "passages": "SELECT * FROM public.anabranch_passages($1, $2, $3)",
     "sizes": "SELECT * FROM public.anabranch_sizes($1, $2, $3)",
     # A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
@@ -106,8 +109,8 @@ class PostgresStore:
     async def _initialize(self, connection: asyncpg.Connection) -> None:
         """Read the vector index, and load all types that statements use.
 
-        Otherwise asyncpg loads an array type when a statement first uses it, and changes `jit` for the session meanwhile:
-        behind a pooler, on another server connection, it would not restore it.
+        Otherwise asyncpg loads an array type when a statement first uses it, and changes `jit` for the session
+        meanwhile: behind a pooler, on another server connection, it would not restore it.
         """
         async with connection.transaction():
             await register_vector(connection, schema=await vector_schema(connection))

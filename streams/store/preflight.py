@@ -185,7 +185,10 @@ async def _row_level_security(view: StoreView) -> list[Finding]:
 
 
 async def _functions(view: StoreView) -> list[Finding]:
-    """Check the code of triggers and searches. A newer release may have changed it; an older one is only reported by its version."""
+    """Check the code of triggers and searches.
+
+    A newer release may have changed it; an older one is only reported by its version.
+    """
     if view.catalog.version != SCHEMA_VERSION:
         return []
     findings = [

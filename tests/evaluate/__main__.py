@@ -15,7 +15,7 @@ from rich.console import Console
 
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from streams.store.postgres import PostgresStore
-from tests.conftest import SETTING, Database, PostgresServer
+from tests.conftest import Database, PostgresServer
 from tests.evaluate.access import measure_access
 from tests.evaluate.cranfield import load_cranfield, measure_cranfield
 from tests.evaluate.outcome import Outcome

@@ -19,8 +19,8 @@ from tests.evaluate.outcome import Outcome, table
 
 __all__ = [
     "EXECUTIONS",
-    "SEARCHES",
     "SEARCHED_TABLES",
+    "SEARCHES",
     "VECTOR_INDEX",
     "Asked",
     "Reads",

@@ -16,7 +16,7 @@ from streams.store import postgres
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
-from tests.conftest import SETTING, Database
+from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
 from tests.integration.oracle import expected_result, numpy_distances

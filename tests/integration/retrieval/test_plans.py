@@ -145,9 +145,7 @@ async def test_each_combination_reads_the_same_whenever_it_is_executed(
         if way == "exactly":
             assert reads.ids or len(asked.filters) > 1, "each filter alone keeps rows"
             # Counted, then read. Nothing but the rows of the smallest part of the scope, by its own index.
-            of_chunks = sum(
-                rows for index, rows in reads.rows.items() if index.startswith("document_chunks")
-            )
+            of_chunks = sum(rows for index, rows in reads.rows.items() if index.startswith("document_chunks"))
             everything = asked.scope == "everything" and not asked.filters
             assert 0 < of_chunks <= 2 * CHUNKS * (1 if everything else 0.3), (asked, reads)
         else:

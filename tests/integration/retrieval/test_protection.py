@@ -14,7 +14,7 @@ import pytest
 from streams.core.errors import StoreMisconfigured
 from streams.retrieval import Search
 from streams.store.postgres import PostgresStore
-from tests.conftest import SETTING, Database
+from tests.conftest import Database
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 TABLES = ("document_chunks", "documents", "chunk_topics", "chunk_metadata", "access_sets")

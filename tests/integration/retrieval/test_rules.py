@@ -23,7 +23,7 @@ from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize, retr
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import Codec, result_to_json
-from tests.conftest import SETTING, Database
+from tests.conftest import Database
 from tests.integration.connections import connected
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query

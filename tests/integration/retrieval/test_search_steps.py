@@ -201,7 +201,9 @@ async def test_it_tries_the_steps_in_order(
 
 
 async def test_the_index_suffices_where_it_finds_all_wanted_at_once(worker: asyncpg.Connection) -> None:
-    found = await steps_of(worker, small=1000, exact=1200, session=None, index="document_chunks_access_set_id")
+    found = await steps_of(
+        worker, small=1000, exact=1200, session=None, index="document_chunks_access_set_id"
+    )
     assert found == Steps(1, 1001, 15, complete=False, truncated=False)
 
 

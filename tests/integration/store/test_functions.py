@@ -12,7 +12,6 @@ import pytest
 
 from streams.store import postgres
 from streams.store.postgres import PostgresStore
-from tests.conftest import SETTING
 from tests.evaluate.plans import SEARCHES, Asked, _explanation
 from tests.integration.connections import connected, execute
 from tests.integration.corpora import unit_vectors

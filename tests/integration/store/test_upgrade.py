@@ -586,9 +586,7 @@ async def test_partitioned_tables_get_their_indexes_partition_by_partition(empty
             f"CREATE INDEX document_chunks_embedding_halfvec ON ONLY document_chunks {HALFVEC}"
         )
         oid = await admin.fetchval("SELECT 'chunks_old'::regclass::oid")
-        await admin.execute(
-            f"CREATE INDEX document_chunks_embedding_halfvec_{oid} ON chunks_old {HALFVEC}"
-        )
+        await admin.execute(f"CREATE INDEX document_chunks_embedding_halfvec_{oid} ON chunks_old {HALFVEC}")
         await admin.execute(
             f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding_halfvec_{oid}'::regclass"
         )
