@@ -221,13 +221,14 @@ async def _functions(view: StoreView) -> list[Finding]:
 
 
 def _wrong_function(view: StoreView, statement: Statement) -> Finding:
-    searches = statement.file == SEARCHES
-    detail = f"function {statement.name} is " + ("altered" if view.catalog.differs(statement) else "missing")
-    if not searches:
-        return Finding("functions", "refused", f"{detail}: revoked grants may stay in force", MIGRATE)
+    name = statement.name
+    if statement.file != SEARCHES:
+        detail = f"function {name} is missing or altered: revoked grants may stay in force"
+        return Finding("functions", "refused", detail, MIGRATE)
     if view.catalog.differs(statement):
-        return Finding("functions", "refused", f"{detail}: searches may return wrong rows", MIGRATE)
-    return Finding("functions", "unready", f"{detail}: searches fail", MIGRATE)
+        detail = f"function {name} is altered: searches may return wrong rows"
+        return Finding("functions", "refused", detail, MIGRATE)
+    return Finding("functions", "unready", f"function {name} is missing: searches fail", MIGRATE)
 
 
 async def _triggers(view: StoreView) -> list[Finding]:
