@@ -55,8 +55,10 @@ class Settings(BaseSettings):
     anabranch_output_topic: TopicName = "retrieval.results.v1"
     anabranch_dead_letter_topic: TopicName = "retrieval.dead-letters.v1"
     anabranch_consumer_group: str = "anabranch"
-    # Events processed concurrently per worker; two database connections each.
+    # Events processed concurrently per worker.
     anabranch_concurrency: int = Field(default=8, ge=1, le=1000)
+    # Database connections per worker; None: two for each concurrent event, and one for the probe.
+    anabranch_pool_size: int | None = Field(default=None, ge=2, le=2001)
     anabranch_web_port: int = Field(default=6066, ge=1, le=65535)
     # All addresses of the machine, as needed in a container.
     anabranch_web_bind_address: IPv4Address | IPv6Address = IPv4Address("0.0.0.0")  # noqa: S104  # probes come from outside
@@ -142,6 +144,12 @@ class Settings(BaseSettings):
             SettingsError: it is not set.
         """
         return _required(self.database_connection_string, "DATABASE_CONNECTION_STRING", "the worker's role")
+
+    @property
+    def pool_size(self) -> int:
+        """Maximum number of a worker's database connections."""
+        # Two for each event in flight, so that no arm has to wait for one; one for the probe.
+        return self.anabranch_pool_size or 2 * self.anabranch_concurrency + 1
 
     @property
     def admin_dsn(self) -> str:

@@ -100,8 +100,7 @@ class WorkerApp:
         self.app.root = self
         self._store = PostgresStore(
             settings.store_dsn,
-            # Two for each event in flight, so that no arm has to wait for one; one for the probe.
-            connections=2 * settings.anabranch_concurrency + 1,
+            connections=settings.pool_size,
             search_timeout_seconds=settings.anabranch_search_timeout_seconds,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
             statement_cache_size=settings.anabranch_statement_cache_size,

@@ -26,6 +26,7 @@ SPECIFIED: dict[str, Any] = {
     "ANABRANCH_DEAD_LETTER_TOPIC": "retrieval.dead-letters.v1",
     "ANABRANCH_CONSUMER_GROUP": "anabranch",
     "ANABRANCH_CONCURRENCY": 8,
+    "ANABRANCH_POOL_SIZE": None,
     "ANABRANCH_WEB_PORT": 6066,
     "ANABRANCH_DEFAULT_PROFILE": "extraction",
     "ANABRANCH_PROFILES_FILE": None,
@@ -52,6 +53,12 @@ def error_of(environment: dict[str, str]) -> str:
     shown = "".join(traceback.format_exception(caught.value))
     assert SECRET not in shown
     return message
+
+
+def test_the_pool_has_two_connections_for_each_event_and_one_more_unless_set() -> None:
+    assert load({}).pool_size == 17
+    assert load({"ANABRANCH_CONCURRENCY": "3"}).pool_size == 7
+    assert load({"ANABRANCH_CONCURRENCY": "3", "ANABRANCH_POOL_SIZE": "4"}).pool_size == 4
 
 
 def test_the_defaults_are_the_specifications() -> None:
@@ -118,6 +125,7 @@ def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
         ("ANABRANCH_CONCURRENCY", "0"),
         ("ANABRANCH_CONCURRENCY", "many"),
         ("ANABRANCH_CONCURRENCY", "1.5"),
+        ("ANABRANCH_POOL_SIZE", "1"),
         ("ANABRANCH_WEB_PORT", "65536"),
         ("ANABRANCH_SEARCH_TIMEOUT_SECONDS", "0"),
         ("ANABRANCH_SEARCH_TIMEOUT_SECONDS", "nan"),
