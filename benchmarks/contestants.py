@@ -403,26 +403,26 @@ class Arena:
 
     def _figures_of(self, name: str, workload: Workload, measured: Measured) -> Figures:
         events = max(1, measured.answered)
-        percentiles = np.percentile(measured.latencies or [float("nan")], [25, 50, 99])
+        percentiles = _percentiles(measured.latencies)
         return Figures(
             name,
             workload,
             measured.per_second,
             {process: 1e6 * seconds / events for process, seconds in measured.cpu.items()},
-            *map(float, percentiles),
+            *percentiles,
             unanswered=measured.unanswered,
         )
 
     def _figures(self, name: str, workload: Workload, result: LoopResult) -> Figures:
         events = max(1, result.events)
-        percentiles = np.percentile(result.latencies or [float("nan")], [25, 50, 99])
+        percentiles = _percentiles(result.latencies)
         return Figures(
             name,
             workload,
             result.per_second,
             {process: 1e6 * seconds / events for process, seconds in result.cpu.items()},
-            *map(float, percentiles),
-            recall=dict(self.recall.get(name, {})),
+            *percentiles,
+            dict(self.recall.get(name, {})),
         )
 
     def _generator(self, topics: Topics, *, keep_results: bool) -> Any:
@@ -477,6 +477,11 @@ class Arena:
 
     def _load(self, name: str) -> Any:
         return pickle.loads(self._file(name).read_bytes())  # noqa: S301  # our own file
+
+
+def _percentiles(latencies: Sequence[float]) -> tuple[float, float, float]:
+    p25, p50, p99 = np.percentile(latencies or [float("nan")], [25, 50, 99])
+    return float(p25), float(p50), float(p99)
 
 
 def _event(question: Question) -> dict[str, Any]:

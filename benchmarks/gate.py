@@ -1,7 +1,7 @@
 """The gate on ratios: does the pipeline still reach its recorded share of the ceiling?
 
-``python -m benchmarks.gate`` measures; ``--record`` also writes the shares to ``recorded.json``. Two shares, because they
-find different things, and because neither depends on how fast the machine is:
+``python -m benchmarks.gate`` measures; ``--record`` also writes the shares to ``recorded.json``. Two shares, because
+they find different things; neither depends on how fast the machine is:
 
 ``cpu``     events per CPU-second of PostgreSQL and worker, under saturation, to those of the ceiling
 ``latency`` how long the ceiling takes for an event, to how long the worker takes, one event at a time

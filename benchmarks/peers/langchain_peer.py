@@ -1,8 +1,8 @@
 """langchain-postgres' `PGVectorStore` in a consumer loop over aiokafka.
 
-It knows neither row-level security nor arrays in filters. So each chunk has its session, its only topic and the
-number of its set of readers in metadata columns, and the loop filters by the sets that contain one of the caller's
-principals. The options of the index are set once for each connection, which saves the statement that `HNSWQueryOptions` would send
+It knows neither row-level security nor arrays in filters. So each chunk has its session, its only topic and the number
+of its set of readers in metadata columns, and the loop filters by the sets that contain one of the caller's principals.
+The options of the index are set once for each connection, which saves the statement that `HNSWQueryOptions` would send
 before each search.
 """
 

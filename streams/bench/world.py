@@ -54,8 +54,9 @@ _GROUPS: Final = 20
 _GRANTS: Final = 2
 _MEMBERSHIPS: Final = 8
 _CALLERS: Final = 50
-# The largest session has a fifth of the store, the hundredth some hundred chunks.
+# Of the store and of the questions, the largest session has a fifth, the hundredth a hundredth of that.
 _SESSIONS: Final = 100
+_SHARES: Final = 1 / np.arange(1, _SESSIONS + 1) / np.sum(1 / np.arange(1, _SESSIONS + 1))
 _TOPICS: Final = 5
 # How far a chunk is from its origin, and a query from the collection's query; lengths, where every vector has length 1.
 _NOISE: Final = 0.12
@@ -180,7 +181,6 @@ def grow(of: Base, size: int, seed: int) -> World:
     documents = -(-size // CHUNKS_PER_DOCUMENT)
     origins = rng.integers(0, len(of.vectors), size)
     vectors = _noisy(of.vectors[origins], _NOISE, rng)
-    shares = 1 / np.arange(1, _SESSIONS + 1)
     return World(
         base=of,
         vectors=vectors,
@@ -189,7 +189,7 @@ def grow(of: Base, size: int, seed: int) -> World:
         document_ids=_ids(rng, documents),
         session_ids=_ids(rng, _SESSIONS),
         topic_ids=[_ids(rng, _TOPICS) for _ in range(_SESSIONS)],
-        sessions=rng.choice(_SESSIONS, documents, p=shares / shares.sum()),
+        sessions=rng.choice(_SESSIONS, documents, p=_SHARES),
         topics=np.where(rng.random(size) < 0.5, rng.integers(0, _TOPICS, size), -1),  # noqa: PLR2004  # half
         groups=np.array([rng.choice(_GROUPS, _GRANTS, replace=False) for _ in range(documents)]),
         callers=[rng.choice(_GROUPS, _MEMBERSHIPS, replace=False) for _ in range(_CALLERS)],
@@ -219,7 +219,7 @@ def questions(world: World, kind: Kind, count: int, seed: int, *, auditor: bool 
         if kind == "extraction":
             found.append(Question(kind, vector, caller, principals))
             continue
-        session, topic = int(rng.integers(_SESSIONS)), int(rng.integers(_TOPICS))
+        session, topic = int(rng.choice(_SESSIONS, p=_SHARES)), int(rng.integers(_TOPICS))
         found.append(
             Question(
                 kind,
