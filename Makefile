@@ -1,10 +1,13 @@
-# Everything is installed into .venv/ of the checkout; nothing else on the machine is changed.
+# Everything is installed into .venv/ of the checkout (the benchmark's peers into .venv-peers/); nothing else on the machine
+# is changed.
 # Needs Python 3.11 to 3.13 (with its venv module) and make.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/development.txt
+# The benchmark's peers need other versions than the project.
+PEERS := .venv-peers
 # pip verifies the hashes of constrained packages.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -13,11 +16,12 @@ PYTEST_ARGS ?=
 # Most tests wait for servers more than they compute. A file's tests share a process and its servers.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?=
+BENCH_ARGS ?=
 # Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.
 SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast evaluate faults soak fuzz lint docs docs-links schemas wheel lock sbom clean
+.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas wheel lock sbom clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,6 +37,15 @@ test-fast: $(VENV)/.test ## Run the fast tests that need no server except Postgr
 
 evaluate: $(VENV)/.test ## Measure recall, access control cost, plans and ranking, and check each against its bound
 	@$(BIN)/python -m tests.evaluate
+
+bench: $(VENV)/.soak $(PEERS)/.installed ## Measure throughput and latency beside the ceiling and other tools; BENCH_ARGS="--rounds 3"
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-long: $(VENV)/.soak ## Measure growth, a backlog and memory; takes about an hour
+	@$(BIN)/python -m benchmarks.long $(BENCH_ARGS)
+
+gate: $(VENV)/.test ## Fail if the worker falls below its recorded share of the ceiling; takes two minutes
+	@$(BIN)/python -m benchmarks.gate $(BENCH_ARGS)
 
 fuzz: $(VENV)/.test ## Fuzz the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
@@ -64,13 +77,14 @@ wheel: $(VENV)/.test ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## Remove the environment and all build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 lock: $(VENV)/.lock ## Pin every dependency, with hashes, to the newest version that pyproject.toml allows
 	$(LOCK) --upgrade --extra demo $(foreach group,build test soak lint docs lock,--group $(group)) --output-file $(PINS) pyproject.toml
 	$(LOCK) --constraint $(PINS) --group build --output-file requirements/build.txt
 	$(LOCK) --constraint $(PINS) --output-file requirements/runtime.txt pyproject.toml
 	$(LOCK) --constraint $(PINS) --extra demo --output-file requirements/demo.txt pyproject.toml
+	$(LOCK) --upgrade --group bench --output-file requirements/bench.txt
 
 sbom: $(VENV)/.demo ## Write the software bill of materials of a worker's dependencies to dist/
 	@mkdir -p dist
@@ -97,6 +111,12 @@ $(VENV)/.test: $(VENV)/.demo pyproject.toml
 
 $(VENV)/.soak: $(VENV)/.test pyproject.toml
 	@$(INSTALL) --group soak
+	@touch $@
+
+$(PEERS)/.installed: $(VENV)/.python requirements/bench.txt
+	@$(PYTHON) -m venv $(PEERS)
+	@$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --disable-pip-version-check --require-hashes \
+	  --requirement requirements/bench.txt
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml $(PINS)

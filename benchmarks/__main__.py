@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,9 @@ from typing import Any, Final
 import numpy as np
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.contestants import Arena, Figures, Tuning, at, sweep
-from benchmarks.goals import Goal, goals_of
+from benchmarks.goals import Goal, goals_of, show_goals, table_of
 from streams.bench.stack import BenchError, open_stack
 from streams.bench.worker import read_records
 from streams.bench.world import Workload, base, grow
@@ -233,19 +232,19 @@ class Benchmark:
     # The report
 
     def show(self) -> None:
-        table = _table(*_COLUMNS, first="mixed")
+        table = table_of(*_COLUMNS, first="mixed")
         for name, title in _TITLES.items():
             if self._of(name, "mixed"):
                 table.add_row(title, *self._row(name, "mixed"))
         self._console.print("\nClosed loop: recall@15 (chat: @9) against exact search; CPU in µs per event")
         self._console.print(table)
         for workload in ("chat", "extraction"):
-            table = _table(*_COLUMNS, first=workload)
+            table = table_of(*_COLUMNS, first=workload)
             for name in ("pipeline", "ceiling", "plain"):
                 table.add_row(_TITLES[name], *self._row(name, workload))
             self._console.print()
             self._console.print(table)
-        table = _table("pipeline is", "per CPU-second", first="mixed, ratios of medians")
+        table = table_of("pipeline is", "per CPU-second", first="mixed, ratios of medians")
         for name, title in _TITLES.items():
             if name != "pipeline" and self._of(name, "mixed"):
                 table.add_row(
@@ -253,7 +252,7 @@ class Benchmark:
                 )
         self._console.print()
         self._console.print(table)
-        table = _table(
+        table = table_of(
             "events/s", "latency p50", "p95", "p99", "duration p50", "p99", "outside SQL p50", "p99", "arm p50", "p99",
             first="load",
         )  # fmt: skip
@@ -317,28 +316,6 @@ class Benchmark:
             "loads": self.loads,
             "access": self.access,
         }
-
-
-def _table(*columns: str, first: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def show_goals(console: Console, goals: Sequence[Goal]) -> None:
-    table = _table("measured", "goal", "", first="goals")
-    for goal in goals:
-        colour, mark = ("green", "✓") if goal.reached else ("red", "✗")
-        table.add_row(
-            goal.title,
-            "–" if goal.value is None else f"[{colour}]{goal.shown}[/]",
-            goal.bound,
-            "bench-long" if goal.value is None else f"[{colour}]{mark}[/]",
-        )
-    console.print()
-    console.print(table)
 
 
 def commit() -> str:

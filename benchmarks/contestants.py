@@ -20,7 +20,7 @@ from benchmarks import peer_store
 from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
 from streams import resources
-from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_loop
+from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
 from streams.bench.cpu import CpuMeter
 from streams.bench.generator import Generator, Measured
 from streams.bench.stack import PRINCIPALS_SETTING, BenchError, Stack, Topics
@@ -103,7 +103,7 @@ class Arena:
         self.stack = stack
         self.world = world
         self.peers_python = peers_python
-        self._codec = Codec()
+        self.codec = Codec()
         chat, extraction = questions(world, "chat", count, seed), questions(world, "extraction", count, seed)
         mixed = [question for pair in zip(chat, extraction, strict=True) for question in pair]
         self.questions: dict[Workload, list[Question]] = {
@@ -121,7 +121,7 @@ class Arena:
             for question in pair
         ]
         self.factories = {
-            name: EventFactory(self._codec, [question.event() for question in asked])
+            name: EventFactory(self.codec, [question.event() for question in asked])
             for name, asked in self.questions.items()
         }
         self.best = {id(question): exact(world, question) for question in mixed}
@@ -178,6 +178,9 @@ class Arena:
         queries = [question.event() for question in asked]
         return await record(self.worker_dsn, queries, principals_setting=PRINCIPALS_SETTING)
 
+    def meter(self) -> CpuMeter:
+        return CpuMeter(self.stack.processes)
+
     # The loops
 
     async def ceiling(
@@ -206,7 +209,7 @@ class Arena:
             seconds=seconds,
             processes={"postgres": self.stack.postgres.pid},
         )
-        return await run_loop([sys.executable, "-m", "streams.bench.ceiling"], job)
+        return await run_ceiling(job)
 
     def plain_store(self, *, ours: bool) -> PlainStore:
         """The peers' own tables, or the pipeline's tables and index."""
@@ -288,22 +291,28 @@ class Arena:
         keep_results: bool = False,
         name: str = "pipeline",
         partitions: int = 3,
+        workers: int = 1,
     ) -> AsyncIterator[tuple[Generator, CpuMeter]]:
-        """A worker, and a generator for it."""
+        """One or more workers, and a generator for them; the meter has the first worker only."""
         topics = await self._topics_of(name, partitions)
-        worker = self.stack.start_worker(
-            topics,
-            database=_STORE,
-            settings={"ANABRANCH_CONCURRENCY": str(tuning.concurrency), **(settings or {})},
-            record=recording,
-            delay_ms=delay_ms,
-        )
+        started = [
+            self.stack.start_worker(
+                topics,
+                database=_STORE,
+                settings={"ANABRANCH_CONCURRENCY": str(tuning.concurrency), **(settings or {})},
+                record=recording,
+                delay_ms=delay_ms,
+            )
+            for _ in range(workers)
+        ]
         try:
-            await worker.until_ready()
+            for worker in started:
+                await worker.until_ready()
             async with self._generator(topics, keep_results=keep_results) as generator:
-                yield generator, CpuMeter({**self.stack.processes, "worker": worker.pid})
+                yield generator, CpuMeter({**self.stack.processes, "worker": started[0].pid})
         finally:
-            await worker.stop()
+            for worker in started:
+                await worker.stop()
 
     @asynccontextmanager
     async def peer(
@@ -397,7 +406,7 @@ class Arena:
             if value.startswith(b"{"):
                 ids = [UUID(passage["id"]) for passage in json.loads(value)["results"]]
             else:
-                ids = [passage.chunk_id for passage in self._codec.decode_result(value).results]
+                ids = [passage.chunk_id for passage in self.codec.decode_result(value).results]
             found.append((question, self.best[id(question)], ids))
         return mean_recall(found)
 
@@ -470,7 +479,7 @@ class Arena:
         return self.stack.directory / f"{name}.pickle"
 
     def _save(self, name: str, events: Sequence[Sequence[Statement]]) -> None:
-        self._file(name).write_bytes(pickle.dumps([list(event) for event in events]))
+        save(events, self._file(name))
 
     def _save_events(self, name: str, asked: Sequence[Question]) -> None:
         self._file(f"{name}-events").write_bytes(pickle.dumps([_event(question) for question in asked]))

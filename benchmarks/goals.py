@@ -1,15 +1,17 @@
 """The goals, as ratios of medians within one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.contestants import Figures
 from streams.bench.world import Workload
 
-__all__ = ["Goal", "goals_of"]
+__all__ = ["Goal", "goals_of", "show_goals", "table_of"]
 
 
 class Measurements(Protocol):
@@ -114,3 +116,27 @@ def goals_of(run: Measurements) -> list[Goal]:
         Goal("100,000 chunks / 10,000 chunks, p50 of a search", None, 1.5, "≤"),
         Goal("RSS after 200,000 events / after 10,000", None, 1.05, "≤"),
     ]
+
+
+def table_of(*columns: str, first: str) -> Table:
+    """A table with figures in all columns but the first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def show_goals(console: Console, goals: Sequence[Goal]) -> None:
+    """Print the table of goals."""
+    table = table_of("measured", "goal", "", first="goals")
+    for goal in goals:
+        colour, mark = ("green", "✓") if goal.reached else ("red", "✗")
+        table.add_row(
+            goal.title,
+            "–" if goal.value is None else f"[{colour}]{goal.shown}[/]",
+            goal.bound,
+            "bench-long" if goal.value is None else f"[{colour}]{mark}[/]",
+        )
+    console.print()
+    console.print(table)

@@ -37,7 +37,9 @@ __all__ = [
     "Statement",
     "drive",
     "record",
+    "run_ceiling",
     "run_loop",
+    "save",
     "with_client",
 ]
 
@@ -68,6 +70,10 @@ class Recording:
 
     events: Sequence[Sequence[Statement]]
     answers: Sequence[Answer]
+
+    def save(self, file: Path) -> None:
+        """Write the statements, for a `Job`."""
+        save(self.events, file)
 
 
 @dataclass(frozen=True)
@@ -152,10 +158,12 @@ async def record(dsn: str, queries: Sequence[QueryEmbedding], *, principals_sett
     return Recording(events, answers)
 
 
-Execute = Callable[[], Awaitable[object]]
+def save(events: Sequence[Sequence[Statement]], file: Path) -> None:
+    """Write statements, for a `Job`."""
+    file.write_bytes(pickle.dumps([list(event) for event in events]))
 
 
-async def connect(dsn: str, **server_settings: str) -> asyncpg.Connection:
+async def _connect(dsn: str, **server_settings: str) -> asyncpg.Connection:
     connection = await asyncpg.connect(
         dsn, server_settings={"application_name": "anabranch bench", **server_settings}
     )
@@ -213,7 +221,7 @@ def with_client(processes: dict[str, int]) -> dict[str, int]:
 
 
 async def replay(job: Job, events: Sequence[Sequence[Statement]]) -> LoopResult:
-    connections = [await connect(job.dsn) for _ in range(job.connections)]
+    connections = [await _connect(job.dsn) for _ in range(job.connections)]
     try:
         ask = [await _answering(connection, events) for connection in connections]
         return await drive(
@@ -258,6 +266,15 @@ async def run_loop(program: Sequence[str], job: Any) -> LoopResult:
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(program)}: {errors.decode(errors='replace')[-2000:]}")
     return LoopResult(**json.loads(output))
+
+
+async def run_ceiling(job: Job) -> LoopResult:
+    """Measure the ceiling.
+
+    Raises:
+        RuntimeError: the loop failed.
+    """
+    return await run_loop([sys.executable, "-m", "streams.bench.ceiling"], job)
 
 
 def main() -> None:

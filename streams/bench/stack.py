@@ -59,13 +59,14 @@ class Worker:
 
     Attributes:
         process: the process; its id is that of the Python interpreter.
+        port: of its web pages.
     """
 
     def __init__(
         self, environment: Mapping[str, str], log_file: Path, *, program: Sequence[str], port: int
     ) -> None:
         self._log_file = log_file
-        self._port = port
+        self.port = port
         with log_file.open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603  # a trusted module
                 [sys.executable, *program],
@@ -109,7 +110,7 @@ class Worker:
 
     def _is_ready(self) -> bool:
         try:
-            url = f"http://127.0.0.1:{self._port}/healthz/ready"
+            url = f"http://127.0.0.1:{self.port}/healthz/ready"
             with urllib.request.urlopen(url, timeout=2) as answer:  # a local http URL
                 return bool(answer.status == HTTPStatus.OK)
         except (urllib.error.URLError, OSError):
@@ -226,8 +227,11 @@ class Stack:
 
 
 @asynccontextmanager
-async def open_stack() -> AsyncIterator[Stack]:
+async def open_stack(settings: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
     """Start the servers, with roles and without a store; stop them at the end.
+
+    Args:
+        settings: of PostgreSQL, over the defaults.
 
     Raises:
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
@@ -236,7 +240,7 @@ async def open_stack() -> AsyncIterator[Stack]:
         directory = Path(
             resources.enter_context(TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True))
         )
-        postgres = EmbeddedPostgres(settings=_SERVER)
+        postgres = EmbeddedPostgres(settings={**_SERVER, **(settings or {})})
         broker = EmbeddedBroker(directory / "broker")
         resources.callback(broker.stop)
         resources.callback(postgres.close)

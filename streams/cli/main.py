@@ -510,6 +510,78 @@ def validate(
         sys.exit(1)
 
 
+@commands.command()
+@click.option(
+    "--events",
+    type=click.File("r", encoding="utf-8"),
+    help="Events (JSONL) to offer to the workers of a deployment, at the addresses in the settings; needs --rate.",
+)
+@click.option("--rate", type=click.FloatRange(0, 100_000, min_open=True), help="Events per second to offer.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Duration of each measurement.",
+)
+@click.option(
+    "--workload",
+    type=click.Choice(["chat", "extraction", "mixed"]),
+    default="mixed",
+    show_default=True,
+    help="What is asked, without --events.",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(1000, 200_000),
+    default=10_000,
+    show_default=True,
+    help="Size of the embedded store, without --events.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON report on standard output.")
+def bench(
+    *, events: Any, rate: float | None, seconds: float, workload: Any, chunks: int, as_json: bool
+) -> None:
+    """Measure throughput and latency, and the ceiling beside them: the same SQL without Kafka, contracts or selection.
+
+    Without --events: one worker on an embedded broker and database, as much as it can process, then half of that.
+    Latency starts when an event was due. Consumers of the output topic see the results too.
+    """
+    from streams.bench.stack import BenchError
+    from streams.cli import bench as view
+    from streams.cli.exchange import read_events
+    from streams.core.errors import TransientError
+    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
+
+    if events is not None and rate is None:
+        raise _Unusable("bench: --events needs --rate: a deployment is never saturated unasked")
+    if rate is not None and math.isnan(rate):  # click's range check accepts it
+        raise _Unusable("bench: --rate: nan is not a number")
+    settings = load()
+    queries = None if events is None else read_events(events)
+    if queries is not None and not queries:
+        raise _Unusable("bench: --events contains no event")
+    try:
+        report = _run_on_kafka(
+            view.bench(settings, queries, chunks=chunks, workload=workload, rate=rate, seconds=seconds),
+            settings,
+        )
+    except (BenchError, EmbeddedBrokerError, EmbeddedPostgresError) as error:
+        raise _Failed(str(error)) from None
+    except TransientError as error:
+        raise _Failed(f"PostgreSQL: {error.code}: {error}") from None
+    except TimeoutError:
+        raise _Failed("no worker answers: no result within 30 s; run `anabranch check`") from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if as_json:
+        echo(view.as_json(report))
+    else:
+        view.show(report)
+    if any(line.unanswered for line in report.lines):
+        sys.exit(1)
+
+
 def _client_options(settings: Settings) -> dict[str, Any]:
     from streams.configured import broker_connection
 

@@ -45,12 +45,14 @@ def wanted(project: dict[str, Any], name: str) -> list[str]:
     needed["development"] = [
         *needed["demo"],
         *needed["build"],
-        *(one for group in groups.values() for one in group),
+        # The benchmark's peers have an environment of their own.
+        *(one for name, group in groups.items() if name != "bench" for one in group),
     ]
+    needed["bench"] = groups["bench"]
     return needed[name]
 
 
-@pytest.mark.parametrize("name", ["build", "runtime", "demo", "development"])
+@pytest.mark.parametrize("name", ["build", "runtime", "demo", "development", "bench"])
 def test_whatever_pyproject_asks_for_is_pinned_in_its_range(
     root: Path, project: dict[str, Any], name: str
 ) -> None:

@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Every page of the site, as docs/conf.py has them.
 PAGES = [
-    *(ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "streams/sample/README.md"),
+    *(
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "streams/sample/README.md",
+        ROOT / "benchmarks/README.md",
+    ),
     *(page for folder in ("docs", "contracts", "k8s") for page in sorted((ROOT / folder).rglob("*.md"))),
 ]
 

@@ -157,7 +157,7 @@ def _found_in(path: Path) -> Iterator[str]:
 def _files() -> list[Path]:
     return sorted(
         path
-        for folder in ("streams", "tests", "schemas")
+        for folder in ("streams", "tests", "benchmarks", "schemas")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in {".py", ".sql"}
     )

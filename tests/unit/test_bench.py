@@ -1,0 +1,112 @@
+"""The benchmark measures what it says: its events, its exact answers, its gate and its records."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+
+from benchmarks import gate
+from benchmarks.goals import Goal
+from benchmarks.peers.plain import PlainStore, interleave
+from streams.bench.worker import RECORD, read_records
+from streams.bench.world import CHUNKS_PER_DOCUMENT, EventFactory, World, base, exact, grow, questions
+from streams.core.selection import Arm, Candidate, select
+from streams.wire import Codec
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return grow(base(None), 1000, seed=3)
+
+
+def test_a_world_is_the_same_for_the_same_seed(world: World) -> None:
+    again = grow(base(None), 1000, seed=3)
+    assert np.array_equal(world.vectors, again.vectors)
+    assert world.chunk_ids == again.chunk_ids
+    assert not np.array_equal(world.vectors, grow(base(None), 1000, seed=4).vectors)
+
+
+def test_the_exact_answer_has_the_nearest_readable_chunks(world: World) -> None:
+    for question in questions(world, "extraction", 5, seed=1):
+        readable = [
+            number
+            for number in range(world.size)
+            if set(question.principals) & set(world.readers(number // CHUNKS_PER_DOCUMENT))
+        ]
+        assert 0 < len(readable) < world.size
+        nearest = sorted(readable, key=lambda number: -float(world.vectors[number] @ question.vector))[:15]
+        assert exact(world, question) == {world.chunk_ids[number] for number in nearest}
+
+
+def test_a_chat_stays_in_its_session(world: World) -> None:
+    for question in questions(world, "chat", 20, seed=1):
+        of_session = {
+            world.chunk_ids[number] for number in np.flatnonzero(world.session_of_chunk == question.session)
+        }
+        assert exact(world, question) <= of_session
+
+
+def test_events_differ_only_in_their_id(world: World) -> None:
+    codec = Codec()
+    asked = [question.event() for question in questions(world, "chat", 2, seed=1)]
+    factory = EventFactory(codec, asked)
+    events = {}
+    for number in range(4):
+        key, value = factory(number)
+        decoded = codec.decode_query(value)
+        assert str(decoded.event_id).encode() == key
+        assert decoded.model_copy(update={"event_id": asked[number % 2].event_id}) == asked[number % 2]
+        events[key] = decoded
+    assert len(events) == 4
+
+
+def test_records_are_read_up_to_the_last_whole_one(tmp_path: Path) -> None:
+    file, event_id = tmp_path / "records", uuid4()
+    assert read_records(file) == []
+    file.write_bytes(RECORD.pack(event_id.bytes, 0.3, 0.2, 0.1) + b"half")
+    [event] = read_records(file)
+    assert (event.event_id, event.duration, event.search, event.slower_arm) == (event_id, 0.3, 0.2, 0.1)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (2, 9), (0, 9), (9, 3), (0, 0)])
+def test_the_peers_take_turns_as_the_profile_does(lengths: tuple[int, int]) -> None:
+    ids = [UUID(int=number) for number in range(14)]
+    local, wide = ids[: lengths[0]], ids[5 : 5 + lengths[1]]
+    arms = {
+        name: Arm([Candidate(each, 0.1) for each in arm], complete=True)
+        for name, arm in (("local", local), ("global", wide))
+    }
+    picks = select(arms, k=9).picks  # type: ignore[arg-type]  # the names are scopes
+    taken = interleave([{"id": each} for each in local], [{"id": each} for each in wide])
+    assert [row["id"] for row in taken] == [pick.candidate.chunk_id for pick in picks]
+
+
+def test_plain_principals_are_a_list_or_an_array() -> None:
+    assert PlainStore().principals(["user:1", "group:2"]) == "user:1,group:2"
+    assert json.loads(PlainStore(json=True).principals(["user:1", "group:2"])) == ["user:1", "group:2"]
+
+
+def test_the_gate_allows_a_quarter() -> None:
+    recorded = SimpleNamespace(**json.loads(gate.RECORDED.read_text()))
+    assert not gate.missed(gate.Shares(recorded.cpu, recorded.latency))
+    assert not gate.missed(gate.Shares(0.76 * recorded.cpu, 0.76 * recorded.latency))
+    for name in ("cpu", "latency"):
+        shares = gate.Shares(**{**vars(recorded), name: 0.74 * getattr(recorded, name)})
+        [line] = gate.missed(shares)
+        assert line.startswith(f"{name}: ")
+
+
+def test_every_share_is_recorded() -> None:
+    assert json.loads(gate.RECORDED.read_text()).keys() == asdict(gate.Shares(0, 0)).keys()
+
+
+@pytest.mark.parametrize(
+    ("value", "direction", "reached"),
+    [(0.9, "≥", True), (0.8, "≥", False), (0.8, "≤", True), (0.9, "≤", False), (float("nan"), "≤", False)],
+)
+def test_a_goal_is_reached_on_its_side(value: float, direction: str, *, reached: bool) -> None:
+    assert Goal("", value, 0.85, direction).reached is reached  # type: ignore[arg-type]  # one of both
