@@ -45,7 +45,9 @@ def test_the_exact_answer_has_the_nearest_readable_chunks(world: World) -> None:
 def test_a_chat_stays_in_its_session(world: World) -> None:
     for question in questions(world, "chat", 20, seed=1):
         of_session = {
-            world.chunk_ids[number] for number in np.flatnonzero(world.session_of_chunk == question.session)
+            chunk_id
+            for chunk_id, session in zip(world.chunk_ids, world.session_of_chunk, strict=True)
+            if session == question.session
         }
         assert exact(world, question) <= of_session
 
