@@ -296,13 +296,26 @@ async def qualified_names(connection: Connection) -> AsyncIterator[None]:
         )
 
 
-async def vector_schema(connection: Connection) -> str:
-    """Pgvector's schema, quoted for SQL if necessary; ``public`` if the extension is missing."""
-    schema = await connection.fetchval(
-        "SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
-        " WHERE e.extname = 'vector'"
-    )
-    return str(schema or "public")
+async def vector_schema(connection: Connection, *, for_sql: bool = True) -> str:
+    """pgvector's schema; ``public`` if the extension is missing.
+
+    Args:
+        connection: any connection to the database.
+        for_sql: whether to quote it if necessary.
+    """
+    row = await connection.fetchrow(_VECTOR_SCHEMA)
+    return "public" if row is None else str(row["quoted" if for_sql else "name"])
+
+
+# Not quote_ident: it obeys quote_all_identifiers.
+_VECTOR_SCHEMA: Final = """
+    SELECT n.nspname::text AS name,
+           CASE WHEN n.nspname ~ '^[a-z_][a-z0-9_]*$'
+                     AND NOT EXISTS (SELECT FROM pg_get_keywords() k WHERE k.word = n.nspname AND k.catcode <> 'U')
+                THEN n.nspname::text ELSE '"' || replace(n.nspname, '"', '""') || '"' END AS quoted
+    FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+    WHERE e.extname = 'vector'
+"""
 
 
 def quoted(identifier: str) -> str:

@@ -113,7 +113,7 @@ class PostgresStore:
         meanwhile: behind a pooler, on another server connection, it would not restore it.
         """
         async with connection.transaction():
-            await register_vector(connection, schema=await vector_schema(connection))
+            await register_vector(connection, schema=await vector_schema(connection, for_sql=False))
             await connection.prepare(
                 "SELECT $1::uuid[], $2::text[], $3::float8[], $4::bool[], $5::int4[], $6::int8[]"
             )
