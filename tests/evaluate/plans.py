@@ -95,6 +95,10 @@ class Reads:
     def ids(self) -> list[UUID]:
         return list(self.answer[0] or ())
 
+    @property
+    def complete(self) -> bool:
+        return bool(self.answer[4])
+
 
 @dataclass(frozen=True)
 class Stability:
@@ -224,8 +228,9 @@ def problems_of(way: Way, reads: Reads) -> list[str]:
     by_index = reads.scans.get(VECTOR_INDEX, 0)
     if way == "exactly" and by_index:
         found.append(f"{by_index} scans of the vector index")
-    if way == "by the index" and not by_index:
-        found.append("no scan of the vector index")
+    empty = reads.complete and not reads.ids  # then there is nothing to find by the index
+    if way == "by the index" and bool(by_index) == empty:
+        found.append(f"{by_index} scans of the vector index")
     return found
 
 

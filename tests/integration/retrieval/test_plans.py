@@ -39,9 +39,9 @@ COMBINATIONS = list(
     combinations_of(
         session=SESSION,
         topic=TOPIC,
-        section="1",
+        section="0",
         document_type="memo",
-        prefix="https://example.org/1",
+        prefix="https://example.org/2",
         metadata={"year": "2020"},
     )
 )
@@ -105,8 +105,9 @@ def loaded(server: PostgresServer) -> Iterator[Database]:
             await owner.execute(f"DROP INDEX {VECTOR_INDEX}")
             await load(database.writer, corpus())
             await owner.execute(index)
+            # Vacuumed: the first scan of a dead row would be its last.
             await owner.execute(
-                "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
+                "VACUUM ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
             )
 
     database = server.database()
@@ -144,13 +145,18 @@ async def test_each_combination_reads_the_same_whenever_it_is_executed(
         assert problems_of(way, reads) == [], (asked, reads)
         if way == "exactly":
             assert reads.ids or len(asked.filters) > 1, "each filter alone keeps rows"
-            # Counted, then read. Nothing but the rows of the smallest part of the scope, by its own index.
-            of_chunks = sum(rows for index, rows in reads.rows.items() if index.startswith("document_chunks"))
-            everything = asked.scope == "everything" and not asked.filters
-            assert 0 < of_chunks <= 2 * CHUNKS * (1 if everything else 0.3), (asked, reads)
+            # No scan of an index reads more than the largest part of a scope, a session, unless it has to.
+            if asked.scope != "everything" or asked.filters:
+                longest = max(
+                    reads.rows[index] / scans
+                    for index, scans in reads.scans.items()
+                    if index.startswith("document_chunks")
+                )
+                assert 0 < longest <= CHUNKS / 4, (asked, reads)
         else:
-            assert reads.scans[VECTOR_INDEX] in (1, 2), (asked, reads)
-            assert reads.rows[VECTOR_INDEX] >= len(reads.ids)
+            assert reads.ids or len(asked.filters) > 1, "each filter alone keeps rows"
+            assert not reads.ids or reads.scans[VECTOR_INDEX] in (1, 2), (asked, reads)
+            assert reads.rows.get(VECTOR_INDEX, 0) >= len(reads.ids)
 
 
 @pytest.mark.parametrize("way", SEARCHES)
@@ -183,7 +189,9 @@ async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: Post
             for parent, missing in zip(parent_ids or (), parents_missing or (), strict=True)
         )
         looked_up += wanted
-        assert parents.pop("document_chunks_pkey", 0) == wanted, asked
+        # PostgreSQL 16 also counts lookups without a key, which read nothing.
+        assert wanted <= parents.pop("document_chunks_pkey", 0) <= max(wanted, len(found.ids)), asked
+        assert found.rows.get("document_chunks_pkey", 0) - without.rows.get("document_chunks_pkey", 0) == wanted
         assert parents.pop("documents_pkey", 0) <= wanted, asked
         assert parents == {}, asked
     assert looked_up > 50
@@ -213,7 +221,7 @@ async def copy(server: PostgresServer, loaded: Database) -> AsyncIterator[Databa
     await asyncio.to_thread(server.drop, database)
 
 
-BY_SECTION = Asked("everything", ("section",), (None, None, "1", None, None, None))
+BY_SECTION = Asked("everything", ("section",), (None, None, "0", None, None, None))
 
 
 async def reads_in(database: Database, way: Way, asked: Asked) -> Reads:
