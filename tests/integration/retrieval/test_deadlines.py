@@ -1,36 +1,38 @@
-"""One deadline for all statements of an arm, and a server that computes no further once nobody waits for the answer.
+"""One deadline for a whole arm, and a server that computes no further once nobody waits for the answer.
 
-On the newest and on an older server: what ends a statement there is a setting of the server's.
+An arm is one call. A worker that waits no longer asks the server to cancel it; if the network lost that request too, the
+call ends by itself. On the newest and on an older server.
 """
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
 import pytest
+from pgvector.asyncpg import register_vector
 
-from streams.core.errors import SearchTimeout
+from streams.core.errors import SearchTimeout, StoreUnavailable
 from streams.core.messages import QueryEmbedding
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.retrieval import Search, unit_vector
+from streams.store.error_translation import translate
 from streams.store.migrate import migrate
 from streams.store.postgres import PostgresStore
 from tests.conftest import SETTING
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
 
-# Every statement that searches waits, and logs the server's own limit for it.
+# Every statement that reads chunks waits: by the first row that the vector index returned, and before it.
 SLOW = """
     CREATE TABLE public.delays (kind text PRIMARY KEY, seconds float);
     CREATE FUNCTION public.wait_a_little() RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
     BEGIN
-      RAISE LOG 'limit of % ms', (SELECT s.setting FROM pg_settings s WHERE s.name = 'statement_timeout');
       PERFORM pg_sleep(d.seconds) FROM public.delays d
-      WHERE d.kind = CASE WHEN current_query() LIKE '%ORDER BY c.embedding%' THEN 'approximate' ELSE 'exact' END;
+      WHERE d.kind = CASE WHEN pg_stat_get_xact_numscans('public.document_chunks_embedding_halfvec'::regclass) > 0
+                          THEN 'approximate' ELSE 'exact' END;
       RETURN true;
     END $$;
     CREATE POLICY slow ON public.document_chunks AS RESTRICTIVE FOR SELECT TO anabranch_reader
@@ -142,16 +144,96 @@ async def test_a_second_after_a_cancellation_nothing_is_searched(
         await until_nothing_is_searched(admin)
 
 
-async def test_the_server_has_what_is_left_of_the_deadline(
+async def test_fifty_cancellations_leave_nothing_behind(
     server: EmbeddedPostgres, admin: asyncpg.Connection
 ) -> None:
-    """Behind a network that lost the client, only the server's own limit ends a search."""
-    await admin.execute("INSERT INTO public.delays VALUES ('exact', 1), ('approximate', 1)")
-    logged = server.log_file.stat().st_size
-    async with opened(server, timeout_seconds=10) as store:
-        await store.search(search(limit=15))
-    with server.log_file.open(encoding="utf-8") as log:
-        log.seek(logged)
-        limits = [int(limit) for limit in re.findall(r"limit of (\d+) ms", log.read())]
-    assert 5000 < limits[0] <= 10_000
-    assert limits[-1] <= limits[0] - 2000, "the second transaction begins after two delays of a second"
+    await admin.execute("INSERT INTO public.delays VALUES ('exact', 60)")
+    before = asyncio.all_tasks()
+    async with opened(server, timeout_seconds=30) as store:
+        for number in range(50):
+            asking = asyncio.create_task(store.search(search()))
+            if number % 5:
+                await until_searching(admin)
+            else:  # while it connects, or has just begun
+                await asyncio.sleep(number / 5000)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await until_nothing_is_searched(admin)
+        async with asyncio.timeout(5):
+            while dict(store.connections())["busy"] or asyncio.all_tasks() != before:  # noqa: ASYNC110  # tasks end by themselves
+                await asyncio.sleep(0.02)
+        await admin.execute("TRUNCATE public.delays")
+        await store.warm_up()  # all connections at once
+        assert dict(store.connections()) == {"idle": 2, "busy": 0}
+        assert len((await store.search(search())).candidates) == 5
+        assert await sessions(admin) == 2
+    async with asyncio.timeout(5):
+        while await sessions(admin):  # noqa: ASYNC110  # what is waited for is another process
+            await asyncio.sleep(0.02)
+
+
+async def sessions(admin: asyncpg.Connection) -> int:
+    return int(await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = 'worker'"))
+
+
+# Behind a network that lost the client, only the server ends a search.
+
+
+@pytest.fixture
+async def worker(server: EmbeddedPostgres, admin: asyncpg.Connection) -> AsyncIterator[asyncpg.Connection]:
+    """A client that never gives up."""
+    del admin  # which makes the store and the role
+    connection = await asyncpg.connect(server.dsn("worker", "postgres", "w"))
+    try:
+        await register_vector(connection)
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def call(worker: asyncpg.Connection, *, milliseconds: int, limit: int = 15) -> asyncpg.Record | None:
+    """More rows than there are, so that the index does not find enough, and the search goes on."""
+    return await worker.fetchrow(
+        "SELECT * FROM public.anabranch_search($1, $2, NULL, NULL, NULL, NULL, NULL, NULL, $3, false, 5, 10000, true,"
+        " 100, $4)",
+        '["public"]',
+        unit_vectors(1, 2)[0],
+        limit,
+        milliseconds,
+    )
+
+
+async def test_a_search_ends_by_itself_between_statements(
+    admin: asyncpg.Connection, worker: asyncpg.Connection
+) -> None:
+    await admin.execute("INSERT INTO public.delays VALUES ('exact', 0.5), ('approximate', 0.5)")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    found = await call(worker, milliseconds=60_000)
+    whole = loop.time() - began
+    assert found is not None
+    assert len(found["ids"]) == 15
+    assert whole > 4 * 0.5, "counted, searched by the index, counted again, searched exactly"
+    began = loop.time()
+    with pytest.raises(asyncpg.QueryCanceledError) as raised:
+        await call(worker, milliseconds=600)
+    assert loop.time() - began < whole - 0.4
+    assert isinstance(translate(raised.value), SearchTimeout)
+
+
+@pytest.mark.parametrize("table", ["document_chunks", "access_sets"])
+async def test_a_search_does_not_wait_longer_for_a_lock(
+    admin: asyncpg.Connection, worker: asyncpg.Connection, table: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with admin.transaction():
+        await admin.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        began = loop.time()
+        with pytest.raises(asyncpg.LockNotAvailableError) as raised:
+            async with asyncio.timeout(20):
+                await call(worker, milliseconds=500)
+        assert loop.time() - began > 0.5
+    assert isinstance(translate(raised.value), StoreUnavailable)
+    assert await call(worker, milliseconds=20_000) is not None
+    assert await worker.fetchval("SHOW lock_timeout") == "0"

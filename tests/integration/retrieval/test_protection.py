@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
@@ -35,7 +36,7 @@ def corpus() -> Corpus:
     )
 
 
-def search_for(principal: str) -> Search:
+def search_for(principal: str, *, with_passages: bool = False) -> Search:
     return Search(
         vector=VECTOR,
         principals=[principal],
@@ -44,6 +45,7 @@ def search_for(principal: str) -> Search:
         filters=None,
         expand_parents=False,
         limit=15,
+        with_passages=with_passages,
     )
 
 
@@ -72,18 +74,24 @@ async def test_no_statement_returns_rows_that_a_table_without_row_level_security
     try:
         async with opened(database) as exact, opened(database, small_scope_rows=0) as by_the_index:
             found = await exact.search(search_for("user:1"))
-            assert len(found.candidates) == 15
+            with_passages = await exact.search(search_for("user:1", with_passages=True))
+            assert len(found.candidates) == len(with_passages.passages) == 15
             ids = [candidate.chunk_id for candidate in found.candidates]
             await owner.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
             for store in (exact, by_the_index):
                 with pytest.raises(StoreMisconfigured, match=r"row-level security .* `anabranch migrate`"):
                     await store.search(search_for("user:1"))
+                with pytest.raises(StoreMisconfigured, match="row-level security"):
+                    await store.search(search_for("user:1", with_passages=True))
+                with pytest.raises(StoreMisconfigured, match="row-level security"):
+                    await store.search(replace(search_for("user:1"), expand_parents=True))
             with pytest.raises(StoreMisconfigured, match="row-level security"):
                 await exact.passages(["user:1"], ids)
             with pytest.raises(StoreMisconfigured, match="row-level security"):
                 await exact.sizes(["user:1"], ids)
             await owner.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
             assert await exact.search(search_for("user:1")) == found
+            assert await exact.search(search_for("user:1", with_passages=True)) == with_passages
             assert (await exact.passages(["user:1"], ids)).keys() == set(ids)
             assert (await exact.sizes(["user:1"], ids)).keys() == set(ids)
     finally:
@@ -97,8 +105,9 @@ async def test_a_role_that_row_level_security_does_not_hold_gets_no_row(database
         async with opened(database) as store:
             await store.search(search_for("user:1"))
             await admin.execute("ALTER ROLE worker BYPASSRLS")
-            with pytest.raises(StoreMisconfigured, match="row-level security"):
-                await store.search(search_for("user:1"))
+            for with_passages in (False, True):
+                with pytest.raises(StoreMisconfigured, match="row-level security"):
+                    await store.search(search_for("user:1", with_passages=with_passages))
     finally:
         await admin.execute("ALTER ROLE worker NOBYPASSRLS")
         await admin.close()
@@ -108,7 +117,7 @@ async def test_a_role_that_row_level_security_does_not_hold_gets_no_row(database
 async def test_no_search_slips_through_while_it_is_switched_off_and_on(
     database: Database, figures: Callable[[str], None]
 ) -> None:
-    """The answer and the look at row-level security are of one statement: there is no moment in between."""
+    """The answer and the look at row-level security are of one transaction, which holds the tables' locks."""
     held = corpus()
     await load(database.writer, held)
     mine = {
@@ -126,11 +135,13 @@ async def test_no_search_slips_through_while_it_is_switched_off_and_on(
         while not done.is_set():
             try:
                 found = await store.search(search_for(principal))
+                both = await store.search(search_for(principal, with_passages=True))
                 passages = await store.passages([principal], list(held.chunks))
             except StoreMisconfigured:
                 seen["refused"] += 1
                 continue
-            returned: set[UUID] = {one.chunk_id for one in found.candidates} | passages.keys()
+            returned: set[UUID] = {one.chunk_id for one in (*found.candidates, *both.candidates)}
+            returned |= passages.keys() | both.passages.keys()
             assert returned <= mine[principal]
             seen["answered"] += len(found.candidates) == 15
 
