@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import aiokafka
 import faust
+import uvloop
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.app.base import BootStrategy
@@ -78,7 +79,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         stop_seconds: Callable[[], float],
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        # Like the main thread's loop: less CPU for each fetch.
+        super().__init__(*args, thread_loop=uvloop.new_event_loop(), **kwargs)
         self._fetch_max_wait_ms = int(fetch_max_wait_seconds * 1000)
         self._max_inflated_bytes = max_inflated_bytes
         self._budget = ReadBudget(max_inflated_bytes)
