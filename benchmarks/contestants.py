@@ -216,7 +216,8 @@ class Arena:
         if not ours:
             return PlainStore()
         return PlainStore(
-            tables="public.document_chunks c JOIN public.documents d ON d.id = c.document_id",
+            chunks="public.document_chunks",
+            documents="public.documents",
             topics="c.related_topic_ids",
             nearest=self._nearest,
             setting=PRINCIPALS_SETTING,

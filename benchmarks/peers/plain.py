@@ -23,24 +23,29 @@ class PlainStore:
     """Which tables the statements read.
 
     Attributes:
-        tables: chunks ``c`` and documents ``d``.
+        chunks: the table of chunks.
+        documents: the table of documents.
         topics: the column of a chunk's topics.
         nearest: the expression to order by, for an index.
         setting: what the policy reads.
         json: whether that is a JSON array; else a list with commas.
     """
 
-    tables: str = "chunks c JOIN documents d ON d.id = c.document_id"
+    chunks: str = "chunks"
+    documents: str = "documents"
     topics: str = "c.topic_ids"
     nearest: str = "c.embedding <=> $1"
     setting: str = "app.principals"
     json: bool = False
 
     def statement(self, condition: str, rows: int) -> str:
+        """One arm; documents are joined only to the nearest rows."""
         return f"""
-            SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.chunk_position,
-                   d.title, d.source_url, c.embedding <=> $1 AS distance
-            FROM {self.tables} WHERE {condition} ORDER BY {self.nearest} LIMIT {rows}"""  # noqa: S608  # constants
+            SELECT c.*, d.title, d.source_url FROM (
+              SELECT c.id, c.document_id, c.text_content, c.token_count, c.page, c.section, c.chunk_position,
+                     c.embedding <=> $1 AS distance
+              FROM {self.chunks} c WHERE {condition} ORDER BY {self.nearest} LIMIT {rows}
+            ) c JOIN {self.documents} d ON d.id = c.document_id ORDER BY c.distance"""  # noqa: S608  # constants
 
     def local_arm(self) -> str:
         return self.statement(f"c.session_id = $2 AND {self.topics} @> ARRAY[$3::uuid]", CHAT_ROWS)
