@@ -34,6 +34,7 @@ _DIMENSIONS: Final = 768
 _K: Final = 15
 _EF_SEARCH: Final = (40, 60, 100, 200, 400)
 _NOISE: Final = 0.6
+_DENSE_NOISE: Final = 0.2
 # Each index in turn searches this part of the queries.
 _TURNS: Final = 9
 _CLUSTER_SIZE: Final = 500
@@ -142,13 +143,17 @@ class Index:
     searches: list[Measured] = field(default_factory=list)
 
 
-def grown(chunks: int, seed: int) -> DataSet:
+def grown(chunks: int, seed: int, noise: float = _NOISE) -> DataSet:
     """As many chunks, grown from Cranfield's with noise, as in `tests.evaluate.worlds`; with Cranfield's queries."""
     of = base(seed)
     rng = np.random.default_rng([seed, 1])
-    return DataSet(
-        f"grown from {of.name.partition(' ')[0]}", _around(of.vectors, chunks, _NOISE, rng), of.queries
-    )
+    name = f"grown from {of.name.partition(' ')[0]} with noise {noise}"
+    return DataSet(name, _around(of.vectors, chunks, noise, rng), of.queries)
+
+
+def dense(chunks: int, seed: int) -> DataSet:
+    """Less noise: a query's nearest neighbours are near duplicates of each other, so most links stay among them."""
+    return grown(chunks, seed, _DENSE_NOISE)
 
 
 def small(chunks: int, seed: int) -> DataSet:
@@ -168,7 +173,7 @@ def clusters(chunks: int, seed: int) -> DataSet:
     )
 
 
-_DATA_SETS: Final = {"cranfield": small, "grown": grown, "clusters": clusters}
+_DATA_SETS: Final = {"cranfield": small, "grown": grown, "dense": dense, "clusters": clusters}
 
 
 def _around(centres: Vectors, count: int, noise: float, rng: np.random.Generator) -> Vectors:
