@@ -139,10 +139,10 @@ class Arena:
         facts = {"index seconds": await load(self.world, self.stack.admin_dsn(_STORE))}
         connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
         definition = await connection.fetchval(
-            "SELECT pg_get_indexdef('document_chunks_embedding'::regclass)"
+            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
         )
         facts["index bytes"] = await connection.fetchval(
-            "SELECT pg_relation_size('document_chunks_embedding')"
+            "SELECT pg_relation_size('document_chunks_embedding_halfvec')"
         )
         if peers:
             await connection.execute(f"CREATE DATABASE {_PEERS}")
@@ -176,7 +176,7 @@ class Arena:
 
     async def _record(self, asked: Sequence[Question]) -> Recording:
         queries = [question.event() for question in asked]
-        return await record(self.worker_dsn, queries, principals_setting=PRINCIPALS_SETTING)
+        return await record(self.worker_dsn, queries)
 
     def meter(self) -> CpuMeter:
         return CpuMeter(self.stack.processes)
@@ -190,8 +190,24 @@ class Arena:
 
     async def guarded(self, seconds: float, *, unguarded: bool) -> LoopResult:
         """The ceiling by a caller who may read everything, one event at a time: as a worker, or without policies."""
-        role = "bench_unguarded" if unguarded else "bench_worker"
-        return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, role)
+        if not unguarded:
+            return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_worker")
+        # The searches refuse a role that row-level security does not apply to.
+        connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
+        try:
+            check = await connection.fetchval(
+                "SELECT pg_get_functiondef('public.anabranch_require_row_security()'::regprocedure)"
+            )
+            await connection.execute(
+                "CREATE OR REPLACE FUNCTION public.anabranch_require_row_security() RETURNS void"
+                " LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS 'BEGIN END'"
+            )
+            try:
+                return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_unguarded")
+            finally:
+                await connection.execute(check)
+        finally:
+            await connection.close()
 
     async def _ceiling(
         self,

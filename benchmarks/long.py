@@ -27,7 +27,7 @@ from benchmarks.__main__ import commit
 from benchmarks.contestants import Arena, Tuning
 from benchmarks.goals import Goal, show_goals
 from streams.bench.cpu import resident_bytes
-from streams.bench.stack import PRINCIPALS_SETTING, Stack, Topics, Worker, open_stack
+from streams.bench.stack import Stack, Topics, Worker, open_stack
 from streams.bench.world import EventFactory, Question, World, base, grow, questions
 from streams.broker.clients import running_producer
 from streams.core.messages import Filters, QueryEmbedding
@@ -230,7 +230,6 @@ async def _open(dsn: str) -> PostgresStore:
         dsn,
         connections=2,
         search_timeout_seconds=20,
-        principals_setting=PRINCIPALS_SETTING,
         exact_scan_rows=20_000,
     )
     await store.open()

@@ -23,7 +23,7 @@ from streams.retrieval import retrieve
 from streams.store.postgres import PostgresStore
 from streams.terminal import Console
 from streams.tokens import count_tokens
-from tests.conftest import SETTING, PostgresServer
+from tests.conftest import PostgresServer
 from tests.evaluate.outcome import table
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
@@ -52,7 +52,6 @@ class Way:
             self.dsn,
             connections=_CONNECTIONS,
             search_timeout_seconds=10,
-            principals_setting=SETTING,
             exact_scan_rows=20_000,
             statement_cache_size=self.statement_cache_size,
         )

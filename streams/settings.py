@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     anabranch_exact_scan_rows: int = Field(default=20_000, ge=0)
     # Prepared statements per connection; 0 for a pooler that does not support them.
     anabranch_statement_cache_size: int = Field(default=100, ge=0, le=10_000)
+    # A replica that may be further behind its primary is not searched; 0: no replica at all.
+    anabranch_max_replication_lag_seconds: float = Field(default=60.0, ge=0)
     anabranch_embedding_model: str | None = None
     anabranch_principals_setting: SettingName = "anabranch.principals"
     anabranch_schema_path: Path | None = None

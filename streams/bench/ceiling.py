@@ -111,19 +111,17 @@ class LoopResult:
         return self.events / self.seconds
 
 
-async def record(dsn: str, queries: Sequence[QueryEmbedding], *, principals_setting: str) -> Recording:
+async def record(dsn: str, queries: Sequence[QueryEmbedding]) -> Recording:
     """Answer each query once, and write down the statements.
 
     Args:
         dsn: of the worker's role.
         queries: what to ask.
-        principals_setting: as a worker has it.
     """
     store = PostgresStore(
         dsn,
         connections=1,  # so that the arms' transactions follow one another
         search_timeout_seconds=20,
-        principals_setting=principals_setting,
         exact_scan_rows=20_000,
     )
     await store.open()

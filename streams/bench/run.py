@@ -17,7 +17,7 @@ import numpy as np
 from streams.bench.ceiling import Job, LoopResult, record, run_ceiling
 from streams.bench.cpu import CpuMeter
 from streams.bench.generator import Generator, Measured
-from streams.bench.stack import PRINCIPALS_SETTING, open_stack
+from streams.bench.stack import open_stack
 from streams.bench.world import EventFactory, Kind, Workload, base, grow, load, questions
 from streams.broker.topics import partitions_of
 from streams.configured import broker_connection
@@ -126,7 +126,6 @@ async def bench_embedded(
         ceiling = await _ceiling(
             stack.dsn("bench_worker", _DATABASE),
             queries,
-            principals_setting=PRINCIPALS_SETTING,
             connections=8,
             seconds=seconds,
             processes={"postgres": stack.postgres.pid},
@@ -172,7 +171,6 @@ async def bench_deployment(
             await _ceiling(
                 settings.store_dsn,
                 queries,
-                principals_setting=settings.anabranch_principals_setting,
                 connections=settings.anabranch_concurrency,
                 seconds=seconds,
                 processes={},
@@ -198,12 +196,11 @@ async def _ceiling(
     dsn: str,
     queries: Sequence[QueryEmbedding],
     *,
-    principals_setting: str,
     connections: int,
     seconds: float,
     processes: dict[str, int],
 ) -> Line:
-    recording = await record(dsn, queries, principals_setting=principals_setting)
+    recording = await record(dsn, queries)
     with TemporaryDirectory(prefix="anabranch-bench-") as folder:
         file = Path(folder) / "recording"
         recording.save(file)

@@ -1,5 +1,6 @@
 """`anabranch check`: checks the store and the topics, with output for people or machines."""
 
+import math
 from collections.abc import Sequence
 
 import asyncpg
@@ -15,6 +16,7 @@ from streams.store.catalog import Connection
 from streams.store.connect_errors import explain
 from streams.store.findings import Finding
 from streams.store.preflight import inspect
+from streams.store.replication import lag_seconds
 from streams.store.verification import NotVerified, verify
 from streams.terminal import Console, Text
 
@@ -83,9 +85,23 @@ async def _store(settings: Settings) -> list[Finding]:
             )
         ]
     try:
-        return await inspect(connection, principals_setting=settings.anabranch_principals_setting)
+        findings = await inspect(connection, principals_setting=settings.anabranch_principals_setting)
+        return [*findings, *_replica(await lag_seconds(connection), settings)]
     finally:
         await connection.close()
+
+
+def _replica(lag: float, settings: Settings) -> list[Finding]:
+    """Whether a replica may be searched; nothing about a primary."""
+    if lag == 0:
+        return []
+    limit = settings.anabranch_max_replication_lag_seconds
+    behind = "an unknown time" if math.isinf(lag) else f"{lag:.0f} s"
+    detail = f"the server is a replica, and may be {behind} behind its primary; the limit is {limit:g} s"
+    if lag <= limit:
+        return [Finding("replica", "ok", detail)]
+    remedy = "check replication; if the primary is idle, grant pg_read_all_stats to the worker's role"
+    return [Finding("replica", "unready", detail, remedy)]
 
 
 async def _derived(settings: Settings) -> list[Finding]:

@@ -118,6 +118,7 @@ async def _directly(
         search_timeout_seconds=min(options.timeout_seconds, settings.anabranch_search_timeout_seconds),
         exact_scan_rows=settings.anabranch_exact_scan_rows,
         statement_cache_size=settings.anabranch_statement_cache_size,
+        max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
     )
     direct = DirectStore(
         store,

@@ -297,7 +297,7 @@ async def qualified_names(connection: Connection) -> AsyncIterator[None]:
 
 
 async def vector_schema(connection: Connection, *, for_sql: bool = True) -> str:
-    """pgvector's schema; ``public`` if the extension is missing.
+    """The schema of pgvector; ``public`` if the extension is missing.
 
     Args:
         connection: any connection to the database.

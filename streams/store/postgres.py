@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +22,7 @@ from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
 from streams.store.catalog import vector_schema
 from streams.store.error_translation import translate
+from streams.store.replication import LAG_SECONDS, LagLimit, ReplicaConnection, lag_seconds
 from streams.store.vector_index import VectorIndex, read_vector_index
 
 __all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
@@ -44,11 +45,14 @@ _SQL = {
     "passages": "SELECT * FROM public.anabranch_passages($1, $2, $3)",
     "sizes": "SELECT * FROM public.anabranch_sizes($1, $2, $3)",
     # A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
-    "probe": """
-        SELECT FROM public.document_chunks, public.documents, public.chunk_topics, public.chunk_metadata,
-                    public.access_sets
-        LIMIT 0
-    """,
+    "probe": f"""
+        SELECT {LAG_SECONDS} AS lag_seconds
+        FROM (SELECT) ping LEFT JOIN (
+          SELECT FROM public.document_chunks, public.documents, public.chunk_topics, public.chunk_metadata,
+                      public.access_sets
+          LIMIT 0
+        ) tables ON true
+    """,  # noqa: S608  # a constant
 }
 
 # How long to wait for the server to cancel a statement.
@@ -69,6 +73,7 @@ class PostgresStore:
         small_scope_rows: scopes up to this size are always searched exactly.
         statement_cache_size: how many prepared statements each connection keeps; 0 for a pooler that does not support
             them. Then each statement takes two round trips.
+        max_replication_lag_seconds: a replica that may be further behind is not searched.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class PostgresStore:
         exact_scan_rows: int,
         small_scope_rows: int = 1000,
         statement_cache_size: int = 100,
+        max_replication_lag_seconds: float = 60.0,
     ) -> None:
         self._dsn = dsn
         self._connections = connections
@@ -87,6 +93,7 @@ class PostgresStore:
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
         self._statement_cache_size = statement_cache_size
+        self._lag_limit = LagLimit(max_replication_lag_seconds)
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
         self._closing: set[asyncio.Task[None]] = set()
@@ -99,6 +106,7 @@ class PostgresStore:
             min_size=0,
             max_size=self._connections,
             init=self._initialize,
+            connection_class=ReplicaConnection,
             # Principals and settings are local to each transaction, so nothing has to be reset: saves a round trip.
             reset=_nothing_to_reset,
             timeout=self._timeout,
@@ -138,6 +146,10 @@ class PostgresStore:
             size, idle = self._pool.get_size(), self._pool.get_idle_size()
         return (("idle", idle), ("busy", size - idle))
 
+    def replication_lag_seconds(self) -> float:
+        """For the metric: 0 on a primary; infinite if a replica cannot tell; NaN before the first probe."""
+        return self._lag_limit.seconds
+
     async def warm_up(self) -> None:
         """Open all connections now, so that the first events do not have to wait.
 
@@ -167,14 +179,14 @@ class PostgresStore:
                     raise end
 
     async def probe(self, *, timeout_seconds: float) -> None:
-        """Ping the server.
+        """Ping the server, and measure its replication lag.
 
         Raises:
-            TransientError: the server does not answer.
+            TransientError: the server does not answer, or is a replica that lags too much.
         """
         with _translated():
-            async with asyncio.timeout(timeout_seconds), self._connection() as connection:
-                await connection.execute(_SQL["probe"])
+            async with asyncio.timeout(timeout_seconds), self._connection(check_lag=False) as connection:
+                self._check_lag(connection, await connection.fetchval(_SQL["probe"]))
 
     async def inspect(self, inspection: Callable[[PooledConnection], Awaitable[T]]) -> T:
         """Run a preflight on one of the pool's connections, so that it sees what the searches will see."""
@@ -251,8 +263,8 @@ class PostgresStore:
         return rows
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[PooledConnection]:
-        """A pooled connection that is returned to the pool only in a known state.
+    async def _connection(self, *, check_lag: bool = True) -> AsyncIterator[PooledConnection]:
+        """A pooled connection that is returned to the pool only in a known state, and not to a replica that lags.
 
         On any error, including cancellation, the connection is closed, not reset: no principal can remain on it.
         Closing also cancels the statement on the server; nobody waits for that.
@@ -262,6 +274,8 @@ class PostgresStore:
             raise asyncpg.InterfaceError("the pool is not open")
         connection = await pool.acquire()
         try:
+            if check_lag and not _unwrapped(connection).lag_is_known(asyncio.get_running_loop().time()):
+                self._check_lag(connection, await lag_seconds(_unwrapped(connection)))
             yield connection
         except BaseException:
             closing = asyncio.create_task(self._discard(pool, connection))
@@ -270,11 +284,21 @@ class PostgresStore:
             raise
         await pool.release(connection)
 
+    def _check_lag(self, connection: PooledConnection, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._lag_limit.check(seconds, now)
+        _unwrapped(connection).lag_was_measured(now)
+
     async def _discard(self, pool: "asyncpg.Pool[asyncpg.Record]", connection: PooledConnection) -> None:
         # The server may have closed the connection, or may not answer; asyncpg then closes its end.
         with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError):
             await connection.close(timeout=_CANCEL_SECONDS)
         await pool.release(connection)
+
+
+def _unwrapped(connection: PooledConnection) -> ReplicaConnection:
+    """The connection with its own type: the pool's proxy passes on all attributes."""
+    return cast("ReplicaConnection", connection)
 
 
 def _milliseconds_left(limit: asyncio.Timeout) -> int:

@@ -10,7 +10,7 @@ __all__ = ["VectorIndex", "read_vector_index"]
 
 # hnsw.ef_search, the size of the candidate list: for everything that the principals may read, and for a scope that a
 # session, a topic or filters narrow. docs/performance.md shows how they were chosen.
-_EF_SEARCH: Final = (100, 300)
+_EF_SEARCH: Final = (200, 300)
 # Compensates for an index with few edges; it costs about two milliseconds.
 _EF_SEARCH_FEW_EDGES: Final = (400, 400)
 _MANY_EDGES: Final = 32

@@ -1,5 +1,6 @@
 """The metrics of SPEC section 7, in their own registry. Durations are in seconds; every label's values are bounded."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -41,9 +42,11 @@ class _ScrapeCollector(Collector):
         self,
         pool: Callable[[], Iterable[tuple[str, int]]],
         lag: Callable[[], Iterable[tuple[int, int]]],
+        replication_lag: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._lag = lag
+        self._replication_lag = replication_lag
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         pool = GaugeMetricFamily(
@@ -60,6 +63,11 @@ class _ScrapeCollector(Collector):
         for partition, events in self._lag():
             lag.add_metric([str(partition)], events)
         yield lag
+        yield GaugeMetricFamily(
+            "anabranch_store_replication_lag_seconds",
+            "How old the searched data may be; 0 on a primary, infinite if a replica cannot tell.",
+            value=self._replication_lag(),
+        )
 
 
 class Metrics:
@@ -68,6 +76,7 @@ class Metrics:
     Args:
         pool: yields (state, connections) with state ``idle`` or ``busy``.
         lag: yields (partition, events) for every assigned partition of the input topic.
+        replication_lag: how old the searched data may be, in seconds.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Metrics:
         *,
         pool: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
         lag: Callable[[], Iterable[tuple[int, int]]] = lambda: (),
+        replication_lag: Callable[[], float] = lambda: math.nan,
     ) -> None:
         self.registry = registry = CollectorRegistry()
         self.events = Counter(
@@ -135,7 +145,7 @@ class Metrics:
             registry=registry,
         )
         Info("anabranch_build", "The running release.", registry=registry).info({"version": _version()})
-        registry.register(_ScrapeCollector(pool, lag))
+        registry.register(_ScrapeCollector(pool, lag, replication_lag))
         # Create all series at start: a rate over a counter that appears with its first event would miss that event.
         for code in dead_letter_codes():
             self.dead_letters.labels(code)

@@ -104,9 +104,14 @@ class WorkerApp:
             search_timeout_seconds=settings.anabranch_search_timeout_seconds,
             exact_scan_rows=settings.anabranch_exact_scan_rows,
             statement_cache_size=settings.anabranch_statement_cache_size,
+            max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
         )
         self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
-        self._metrics = Metrics(pool=self._store.connections, lag=self._lag)
+        self._metrics = Metrics(
+            pool=self._store.connections,
+            lag=self._lag,
+            replication_lag=self._store.replication_lag_seconds,
+        )
         self._health = StoreHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
         )

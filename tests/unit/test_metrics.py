@@ -19,6 +19,7 @@ SPECIFIED = {
     "anabranch_in_flight_events": ("gauge", set()),
     "anabranch_pool_connections": ("gauge", {"state"}),
     "anabranch_consumer_lag": ("gauge", {"partition"}),
+    "anabranch_store_replication_lag_seconds": ("gauge", set()),
     "anabranch_build_info": ("gauge", {"version"}),
 }
 

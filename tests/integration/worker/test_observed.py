@@ -39,6 +39,7 @@ METRICS = {
     "anabranch_in_flight_events": set(),
     "anabranch_pool_connections": {"state"},
     "anabranch_consumer_lag": {"partition"},
+    "anabranch_store_replication_lag_seconds": set(),
     "anabranch_build_info": {"version"},
 }
 
