@@ -27,7 +27,7 @@ from benchmarks.__main__ import commit
 from benchmarks.contestants import Arena, Tuning
 from benchmarks.goals import Goal, show_goals
 from streams.bench.cpu import resident_bytes
-from streams.bench.stack import Stack, Topics, Worker, open_stack
+from streams.bench.stack import BenchError, Stack, Topics, Worker, open_stack
 from streams.bench.world import EventFactory, Question, World, base, grow, questions
 from streams.broker.clients import running_producer
 from streams.core.messages import Filters, QueryEmbedding
@@ -53,13 +53,18 @@ class Long:
         console: for the report.
         backlog: events that wait.
         events: how many events the memory part processes.
+        sizes: chunks of the first part.
+        chunks: of the others.
     """
 
-    def __init__(self, console: Console, *, backlog: int, events: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, console: Console, *, backlog: int, events: int, sizes: Sequence[int], chunks: int
+    ) -> None:
         self._console = console
         self._backlog = backlog
         self._events = events
         self._sizes = sizes
+        self._chunks = chunks
         self._base = base(_CRANFIELD)
 
     def _say(self, line: str) -> None:
@@ -95,7 +100,7 @@ class Long:
     async def search(self) -> dict[str, list[dict[str, Any]]]:
         """One arm's search, against rows, filters, and the sets of readers that contain the caller."""
         found: dict[str, list[dict[str, Any]]] = {"k": [], "filter": [], "grants": []}
-        async with self._arena(_MIDDLE) as (arena, _):
+        async with self._arena(self._chunks) as (arena, _):
             await _grant(arena.stack, arena.world)
             store = await _open(arena.worker_dsn)
             try:
@@ -118,7 +123,7 @@ class Long:
     async def scale(self) -> dict[str, list[dict[str, float]]]:
         """The pipeline's throughput against concurrency, partitions and workers."""
         found: dict[str, list[dict[str, float]]] = {"concurrency": [], "partitions": [], "workers": []}
-        async with self._arena(_MIDDLE) as (arena, _):
+        async with self._arena(self._chunks) as (arena, _):
             for concurrency in (1, 2, 4, 8, 16, 32):
                 loop = await arena.ceiling("mixed", Tuning(concurrency), _SECONDS)
                 async with arena.pipeline(Tuning(concurrency)) as (generator, meter):
@@ -146,7 +151,7 @@ class Long:
 
     async def backlog(self) -> dict[str, Any]:
         """Waiting events: does throughput fall, does memory grow; and what do expired events cost?"""
-        async with self._arena(_MIDDLE) as (arena, _):
+        async with self._arena(self._chunks) as (arena, _):
             short = [_short(question) for question in arena.questions["mixed"]]
             topics = await arena.stack.create_topics("backlog")
             await _publish(arena.stack, topics, EventFactory(arena.codec, short), self._backlog)
@@ -373,7 +378,9 @@ async def long(options: argparse.Namespace, console: Console) -> None:
     began = perf_counter()
     file: Path = options.into / "long.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    run = Long(console, backlog=options.backlog, events=options.events, sizes=options.sizes)
+    run = Long(
+        console, backlog=options.backlog, events=options.events, sizes=options.sizes, chunks=options.chunks
+    )
     console.print(
         f"[bold]Anabranch, benchmarked at length[/] at {commit()}, Python {platform.python_version()}"
     )
@@ -401,6 +408,7 @@ def main() -> int:
     )
     parser.add_argument("--backlog", type=int, default=100_000, help="waiting events")
     parser.add_argument("--events", type=int, default=200_000, help="of the memory part")
+    parser.add_argument("--chunks", type=int, default=_MIDDLE, help="of the parts that do not vary them")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="chunks")
     parser.add_argument("--into", type=Path, default=Path("build/bench"), help="folder for JSON and plots")
     options = parser.parse_args()
@@ -408,7 +416,11 @@ def main() -> int:
         parser.error(f"unknown part: {', '.join(sorted(unknown))}")
     console = Console(width=None if sys.stdout.isatty() else 118, highlight=False)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    uvloop.run(long(options, console))
+    try:
+        uvloop.run(long(options, console))
+    except (BenchError, asyncio.CancelledError, KeyboardInterrupt) as error:
+        console.print(f"[red]✗[/] {type(error).__name__} {error}", soft_wrap=True)
+        return 1
     return 0
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -236,7 +237,13 @@ async def open_stack(settings: Mapping[str, str] | None = None) -> AsyncIterator
     Raises:
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     with ExitStack() as resources:
+        if (
+            task is not None
+        ):  # otherwise SIGTERM would leave the servers running; SIGINT already cancels the task
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+            resources.callback(loop.remove_signal_handler, signal.SIGTERM)
         directory = Path(
             resources.enter_context(TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True))
         )

@@ -572,7 +572,7 @@ def bench(
         raise _Failed(f"PostgreSQL: {error.code}: {error}") from None
     except TimeoutError:
         raise _Failed("no worker answers: no result within 30 s; run `anabranch check`") from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
     if as_json:
         echo(view.as_json(report))
