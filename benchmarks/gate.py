@@ -5,7 +5,7 @@ milliseconds longer. ``--record`` writes the shares to ``recorded.json``. There 
 things; neither depends on how fast the machine is:
 
 ``cpu``     events per CPU-second of PostgreSQL and worker, under saturation, to those of the ceiling
-``latency`` how long the ceiling takes for an event, to how long the worker takes, one event at a time
+``latency`` how long the ceiling takes for an event of a small session, to how long the worker takes, one at a time
 """
 
 import argparse
@@ -20,6 +20,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.contestants import Arena, Figures, Tuning
+from streams.bench.ceiling import LoopResult
 from streams.bench.stack import open_stack
 from streams.bench.worker import read_records
 from streams.bench.world import base, grow
@@ -56,16 +57,16 @@ async def measure(*, delay_ms: float = _DELAY_MS) -> tuple[Shares, Shares]:
         rounds = []
         for _ in range(_ROUNDS):
             most = await arena.ceiling("mixed", Tuning(8), _SECONDS, warm_up=0.5)
-            alone = await arena.ceiling("extraction", Tuning(1), _SECONDS, warm_up=0.5)
+            alone = await arena.small_ceiling(_SECONDS)
             rounds.append(_shares(most, alone, await _pipeline(arena, 0)))
         delayed = _shares(most, alone, await _pipeline(arena, delay_ms))
     shares = Shares(*(float(np.median(each)) for each in zip(*map(astuple, rounds), strict=True)))
     return shares, delayed
 
 
-def _shares(most: Figures, alone: Figures, pipeline: tuple[float, float]) -> Shares:
+def _shares(most: Figures, alone: LoopResult, pipeline: tuple[float, float]) -> Shares:
     cpu, seconds = pipeline
-    return Shares(most.own_cpu / cpu, alone.p25 / seconds)
+    return Shares(most.own_cpu / cpu, float(np.percentile(alone.latencies, _PERCENTILE)) / seconds)
 
 
 async def _pipeline(arena: Arena, delay_ms: float) -> tuple[float, float]:
@@ -77,7 +78,7 @@ async def _pipeline(arena: Arena, delay_ms: float) -> tuple[float, float]:
         meter,
     ):
         figures = await arena.saturated("pipeline", "mixed", generator, meter, _SECONDS, warm_up=1)
-        generator.ask(arena.factories["extraction"])
+        generator.ask(arena.small_factory)
         measured = await generator.saturate(in_flight=1, warm_up=0.5, seconds=_SECONDS, meter=meter)
     durations = [
         each.duration for each in read_records(recording) if str(each.event_id).encode() in measured.numbers
