@@ -93,9 +93,7 @@ async def _server(view: StoreView) -> list[Finding]:
 
 async def _extension(view: StoreView) -> list[Finding]:
     row = await view.connection.fetchrow(
-        "SELECT extversion AS version, extnamespace::regnamespace::text AS schema,"
-        "       to_regtype('vector') IS NOT NULL AS visible"
-        " FROM pg_extension WHERE extname = 'vector'"
+        "SELECT extversion AS version FROM pg_extension WHERE extname = 'vector'"
     )
     oldest = ".".join(map(str, OLDEST_PGVECTOR))
     if row is None:
@@ -105,10 +103,6 @@ async def _extension(view: StoreView) -> list[Finding]:
     if parse_version(row["version"]) < OLDEST_PGVECTOR:
         detail = f"pgvector {row['version']} is too old: before {oldest}, filters would miss rows"
         return [Finding("extension", "unready", detail, "as a superuser: ALTER EXTENSION vector UPDATE;")]
-    if not row["visible"]:
-        detail = f"pgvector is in schema {row['schema']}, which is not in the role's search_path"
-        remedy = f"ALTER ROLE {quoted(view.role)} SET search_path = public, {row['schema']};"
-        return [Finding("extension", "unready", detail, remedy)]
     return []
 
 
