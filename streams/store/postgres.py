@@ -201,7 +201,6 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
-        index = self._index
         scope = (
             search.vector,
             search.session_id,
@@ -210,10 +209,9 @@ class PostgresStore:
             search.limit,
         )
         narrowed = search.session_id is not None or search.filters is not None
-        ef_search = index.narrowed_ef_search if narrowed else index.ef_search
-        bounds = (self._small_scope_rows, self._exact_scan_rows, index.by_halfvec, ef_search)
+        bounds = (self._small_scope_rows, self._exact_scan_rows)
         if search.with_passages:
-            rows = await self._call("search_passages", search.principals, *scope, *bounds)
+            rows = await self._call("search_passages", search.principals, *scope, *bounds, narrowed=narrowed)
             found = [row for row in rows if row["id"] is not None]
             return ArmResult(
                 [Candidate(row["id"], row["distance"]) for row in found],
@@ -221,7 +219,9 @@ class PostgresStore:
                 truncated=rows[0]["truncated"],
                 passages={row["id"]: _passage(row) for row in found},
             )
-        [row] = await self._call("search", search.principals, *scope, search.expand_parents, *bounds)
+        [row] = await self._call(
+            "search", search.principals, *scope, search.expand_parents, *bounds, narrowed=narrowed
+        )
         ids, distances = row["ids"] or (), row["distances"] or ()
         if row["parent_ids"] is None:
             candidates = [Candidate(*found) for found in zip(ids, distances, strict=True)]
@@ -253,10 +253,25 @@ class PostgresStore:
         """
         return {row["id"]: _passage(row) for row in await self._call("passages", principals, chunk_ids)}
 
-    async def _call(self, name: str, principals: Sequence[str], *values: object) -> list[asyncpg.Record]:
-        """Call a function for these principals, in a transaction of its own."""
+    async def _call(
+        self, name: str, principals: Sequence[str], *values: object, narrowed: bool | None = None
+    ) -> list[asyncpg.Record]:
+        """Call a function for these principals, in a transaction of its own.
+
+        Args:
+            name: the statement's.
+            principals: the requesting principals.
+            values: the arguments.
+            narrowed: for a search, whether its scope is less than everything that the principals may read.
+        """
         with _translated():
             async with asyncio.timeout(self._timeout) as limit, self._connection() as connection:
+                if narrowed is not None:
+                    index = self._index  # known now: the first connection reads it
+                    values += (
+                        index.by_halfvec,
+                        index.narrowed_ef_search if narrowed else index.ef_search,
+                    )
                 rows: list[asyncpg.Record] = await connection.fetch(
                     _SQL[name], json.dumps(list(principals)), *values, _milliseconds_left(limit)
                 )
