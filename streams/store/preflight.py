@@ -93,7 +93,9 @@ async def _server(view: StoreView) -> list[Finding]:
 
 async def _extension(view: StoreView) -> list[Finding]:
     row = await view.connection.fetchrow(
-        "SELECT extversion AS version FROM pg_extension WHERE extname = 'vector'"
+        "SELECT extversion AS version, extnamespace::regnamespace::text AS schema,"
+        "       has_schema_privilege(extnamespace, 'USAGE') AS usable"
+        " FROM pg_extension WHERE extname = 'vector'"
     )
     oldest = ".".join(map(str, OLDEST_PGVECTOR))
     if row is None:
@@ -103,6 +105,10 @@ async def _extension(view: StoreView) -> list[Finding]:
     if parse_version(row["version"]) < OLDEST_PGVECTOR:
         detail = f"pgvector {row['version']} is too old: before {oldest}, filters would miss rows"
         return [Finding("extension", "unready", detail, "as a superuser: ALTER EXTENSION vector UPDATE;")]
+    if not row["usable"]:
+        detail = f"pgvector is in schema {row['schema']}, which role {view.role} may not use"
+        remedy = f"GRANT USAGE ON SCHEMA {row['schema']} TO anabranch_reader;"
+        return [Finding("extension", "unready", detail, remedy)]
     return []
 
 
