@@ -1,23 +1,28 @@
-"""Expressions that triggers, verification and searches share are one function each, and cost no more than inline."""
+"""Functions of the store: no search_path changes what they do, and those that writes call cost no more than inline."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pytest
+from pgvector.asyncpg import register_vector
 
-from streams.store import postgres
+from streams.retrieval import Search
+from streams.store.migrate import migrate
 from streams.store.postgres import PostgresStore
-from tests.evaluate.plans import SEARCHES, Asked, _explanation
-from tests.integration.connections import connected, execute
-from tests.integration.corpora import unit_vectors
+from tests.conftest import SETTING
+from tests.integration.connections import connected, execute, problems
+from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.oracle import merged_metadata
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from tests.conftest import Database
 
 VALUES = [
@@ -106,36 +111,183 @@ async def test_topics_and_readers_whatever_the_search_path(database: Database, p
             assert await owner.fetchval("SELECT public.anabranch_readers($1)", id_) == readers.get(id_)
 
 
-@pytest.mark.parametrize("search", [*SEARCHES, "passages"])
-async def test_searches_inline_the_functions(database: Database, search: str) -> None:
-    """In the text already: PostgreSQL would have to inline them again for each execution."""
-    assert "anabranch_" not in postgres._SQL[search]
-    store = PostgresStore(
-        database.worker,
-        connections=1,
-        search_timeout_seconds=20,
-        exact_scan_rows=20_000,
+# Objects of the same names in schema public, whose argument types fit better than those of pg_catalog.
+CLOSER = """
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+    CREATE FUNCTION public.array_agg_of(uuid[], uuid) RETURNS uuid[] LANGUAGE sql AS $$ SELECT '{}'::uuid[] $$;
+    CREATE AGGREGATE public.array_agg(uuid) (SFUNC = public.array_agg_of, STYPE = uuid[], INITCOND = '{}');
+    CREATE FUNCTION public.array_agg_of(float8[], float8) RETURNS float8[] LANGUAGE sql AS $$ SELECT '{}'::float8[] $$;
+    CREATE AGGREGATE public.array_agg(float8) (SFUNC = public.array_agg_of, STYPE = float8[], INITCOND = '{}');
+    CREATE FUNCTION public.cardinality(uuid[]) RETURNS int LANGUAGE sql AS $$ SELECT 0 $$;
+    CREATE FUNCTION public.cardinality(text[]) RETURNS int LANGUAGE sql AS $$ SELECT 0 $$;
+    CREATE FUNCTION public.unnest(uuid[]) RETURNS SETOF uuid LANGUAGE sql AS $$ SELECT NULL::uuid $$;
+    CREATE FUNCTION public.array_remove(uuid[], uuid) RETURNS uuid[] LANGUAGE sql AS $$ SELECT NULL::uuid[] $$;
+    CREATE FUNCTION public.array_position(uuid[], uuid) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$;
+    CREATE FUNCTION public.least(int, int) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$;
+    CREATE FUNCTION public.row_security_active(oid) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
+    CREATE FUNCTION public.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS $$ SELECT '' $$;
+    CREATE FUNCTION public.octet_length(varchar) RETURNS int LANGUAGE sql AS $$ SELECT -1 $$;
+    CREATE FUNCTION public.never(varchar, text) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+    CREATE OPERATOR public.= (LEFTARG = varchar, RIGHTARG = text, FUNCTION = public.never);
+    CREATE OPERATOR public.^@ (LEFTARG = varchar, RIGHTARG = text, FUNCTION = public.never);
+    CREATE FUNCTION public.never(uuid, uuid[]) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+    CREATE FUNCTION public.never(float8, float8) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+"""
+# The same, in front of everything on the caller's search_path; and what stands in for pgvector's own there.
+IN_FRONT = (
+    CLOSER.replace("public.", "trap.").replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+    + """
+    CREATE FUNCTION trap.l2_normalize(vector) RETURNS vector LANGUAGE sql AS $$ SELECT $1 $$;
+    CREATE FUNCTION trap.zero(vector, vector) RETURNS float8 LANGUAGE sql AS $$ SELECT 0::float8 $$;
+    CREATE OPERATOR trap.<=> (LEFTARG = vector, RIGHTARG = vector, FUNCTION = trap.zero);
+    CREATE FUNCTION trap.equal(uuid, uuid) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
+    CREATE OPERATOR trap.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = trap.equal);
+"""
+)
+SESSION, TOPIC = UUID(int=1), UUID(int=2)
+ALL_FILTERS: list[Any] = ["1", "memo", "https://example.org/1", ["year", "2020", "a", "b", "c", "d"]]
+SCOPES = [
+    *itertools.product(
+        [(None, None), (SESSION, None), (SESSION, TOPIC)],
+        [
+            [None] * 4,
+            *([value if n == at else None for n, value in enumerate(ALL_FILTERS)] for at in range(4)),
+            ALL_FILTERS,
+        ],
     )
-    await store.open()
-    try:
-        # With three pairs, a search compares the values in addition to their entries.
-        metadata = ["year", "2020", "language", "en", "kind", "memo"]
-        asked = Asked("everything", ("metadata",), (None, None, None, None, None, metadata))
-        async with asyncio.timeout(60) as limit, store._transaction_as(["user:1"], limit) as connection:
-            statement = await connection.prepare(postgres._SQL[search])
-            explain = (
-                f"EXPLAIN EXECUTE \"{statement.get_name()}\" (ARRAY['{uuid4()}']::uuid[])"
-                if search == "passages"
-                else _explanation(
-                    statement.get_name(), search, asked, unit_vectors(1, 5)[0].tolist(), expand_parents=True
-                )
+]  # fmt: skip
+
+
+def corpus() -> Corpus:
+    """Two documents, one of which has what each filter wants, and problems with parents."""
+    documents = [
+        Document(
+            UUID(int=number + 10),
+            frozenset({"user:1"}),
+            session_id=SESSION,
+            source_url=f"https://example.org/{number}",
+            document_type="memo" if number else "statute",
+            metadata={"year": 2020, "a": "b", "c": "d"} if number else {},
+        )
+        for number in range(2)
+    ]
+    return Corpus.of(
+        documents,
+        [
+            Chunk(
+                UUID(int=number + 100),
+                documents[number % 2].id,
+                f"text {number}",
+                vector,
+                session_id=SESSION,
+                related_topic_ids=[TOPIC] if number % 3 else [],
+                section=str(number % 2),
+                chunk_type="problem" if number % 4 < 2 else "theory",
+                parent_chunk_id=UUID(int=100 + (number + 2) % 40),
+                token_count=number,
             )
-            plan = await plan_text(connection, explain)
-    finally:
-        await store.close(timeout_seconds=3)
-    assert "jsonb_typeof" in plan
-    assert ("sha256" in plan) == (search == "search_exactly")
-    assert "anabranch_metadata" not in plan
+            for number, vector in enumerate(unit_vectors(40, 3))
+        ],
+    )
+
+
+async def answers(worker: asyncpg.Connection[asyncpg.Record]) -> list[Any]:
+    """What each function returns, for each scope, searched exactly and by the index."""
+    parameters = ", ".join(f"${number}" for number in range(1, 10))
+    caller, query = '["user:1"]', unit_vectors(1, 4)[0]
+    found: list[Any] = []
+    for (session, topic), filters in SCOPES:
+        for small in (1000, 0):
+            scope = (caller, query, session, topic, *filters, 15)
+            row = await worker.fetchrow(
+                f"SELECT * FROM public.anabranch_search({parameters}, true, $10, $10, true, 100, 20000)",
+                *scope,
+                small,
+            )
+            assert row is not None
+            assert row["ids"]
+            with_passages = await worker.fetch(
+                f"SELECT * FROM public.anabranch_search_passages({parameters}, $10, $10, true, 100, 20000)",
+                *scope,
+                small,
+            )
+            found += [tuple(row), sorted(map(tuple, with_passages))]
+    ids = [UUID(int=number + 100) for number in range(40)]
+    for function in ("sizes", "passages"):
+        rows = await worker.fetch(f"SELECT * FROM public.anabranch_{function}($1, $2, 20000)", caller, ids)
+        assert len(rows) == 40
+        found.append(sorted(map(tuple, rows)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("objects", "path"),
+    [
+        (CLOSER, "public"),
+        (f"{TRAP}{IN_FRONT}", "trap, public, pg_catalog"),
+        (f"{TRAP}{IN_FRONT}{TRAP_TYPES}", "trap, public, pg_catalog"),
+    ],
+    ids=["closer", "in front", "with types"],
+)
+async def test_searches_answer_whatever_the_search_path_and_what_is_in_public(
+    database: Database, objects: str, path: str
+) -> None:
+    # Columns of a back end's own: varchar fits an operator of (varchar, text) better than one of (text, text).
+    await execute(
+        database.owner,
+        "ALTER TABLE document_chunks ALTER section TYPE varchar(20), ALTER text_content TYPE varchar;"
+        "ALTER TABLE documents ALTER document_type TYPE varchar(20)",
+    )
+    await load(database.writer, corpus())
+    async with connected(database.worker) as worker:
+        await register_vector(worker)
+        wanted = await answers(worker)
+    assert any(ids for ids in wanted)
+    await execute(database.admin, objects)
+    async with connected(database.worker) as worker:
+        await register_vector(worker)
+        # asyncpg loads the types that it does not know by the same search_path.
+        await worker.prepare("SELECT $1::uuid[], $2::text[], $3::float8[], $4::bool[]")
+        await worker.execute(f"SET search_path = {path}")
+        assert await answers(worker) == wanted
+
+
+async def test_pgvector_may_be_in_any_schema(database: Database) -> None:
+    """A store that was migrated before its extension moved has to be migrated again."""
+    held = corpus()
+    await load(database.writer, held)
+    await execute(
+        database.admin,
+        "CREATE SCHEMA extensions; GRANT USAGE ON SCHEMA extensions TO PUBLIC;"
+        "ALTER EXTENSION vector SET SCHEMA extensions",
+    )
+    assert [problem for problem in await problems(database) if "anabranch_search_index is altered" in problem]
+    assert "created function anabranch_search_index" in await migrate(
+        database.owner, principals_setting=SETTING
+    )
+    assert await migrate(database.owner, principals_setting=SETTING) == []
+    assert await problems(database) == []
+    for small in (1000, 0):
+        store = PostgresStore(
+            database.worker,
+            connections=1,
+            search_timeout_seconds=20,
+            exact_scan_rows=20_000,
+            small_scope_rows=small,
+        )
+        await store.open()
+        try:
+            search = Search(
+                unit_vectors(1, 4)[0], ["user:1"], SESSION, None, None, expand_parents=False, limit=5
+            )
+            found = await store.search(search)
+            again = await store.search(replace(search, with_passages=True))
+        finally:
+            await store.close(timeout_seconds=3)
+        query = search.vector
+        nearest = sorted(held.chunks.values(), key=lambda chunk: -float(chunk.embedding @ query))[:5]  # type: ignore[operator]  # every chunk has one
+        assert [candidate.chunk_id for candidate in found.candidates] == [chunk.id for chunk in nearest]
+        assert again.passages.keys() == {chunk.id for chunk in nearest}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +324,13 @@ async def plan_text(connection: Any, explain: str) -> str:
         ("worker", "anabranch_metadata_text('1')", True),
         ("worker", "anabranch_merged_metadata('{}', '{}')", True),
         ("worker", "anabranch_metadata_entry('a', 'b')", True),
+        ("worker", "anabranch_sizes('[]', '{}', 1)", True),
+        ("worker", "anabranch_passages('[]', '{}', 1)", True),
+        ("writer", "anabranch_sizes('[]', '{}', 1)", False),
+        ("writer", "anabranch_search", False),
+        ("writer", "anabranch_search_passages", False),
+        ("writer", "anabranch_search_exactly", False),
+        ("writer", "anabranch_act_as", False),
         ("worker", "anabranch_metadata_entries('{}', '{}')", False),
         ("worker", "anabranch_topics('{}')", False),
         ("worker", "anabranch_all_readers()", False),

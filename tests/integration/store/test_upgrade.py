@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
+import numpy as np
 import pytest
 
 from streams.embedded.postgres import EmbeddedPostgres
+from streams.retrieval import Search
 from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
+from streams.store.postgres import PostgresStore
+from streams.store.vector_index import VectorIndex, read_vector_index
 from streams.store.verification import verify
 from tests.conftest import SETTING
 from tests.integration.connections import connected, execute, problems
@@ -197,6 +201,74 @@ def old_problems(folder: Path, database: Database) -> list[str]:
     return [f"{f['check']}: {f['detail']}" for f in findings if f["level"] != "ok" and f["check"] != "broker"]
 
 
+#: What `migrate` says each time about a vector index of an earlier release.
+NEWER_INDEX = "note: the index document_chunks_embedding of document_chunks still works"
+
+
+def besides_the_index(done: list[str]) -> list[str]:
+    """Without that note, which has to be there."""
+    others = [line for line in done if not line.startswith(NEWER_INDEX)]
+    assert len(done) == len(others) + 1, done
+    return others
+
+
+async def replace_index(dsn: str, done: list[str]) -> None:
+    """Run what the note says."""
+    (note,) = [line for line in done if line.startswith(NEWER_INDEX)]
+    for statement in note.splitlines()[1:]:  # not in one transaction
+        await execute(dsn, statement)
+
+
+# A search by the first release's own code; prints the ids, from the first to the last.
+OLD_SEARCH = """
+import asyncio, json, sys
+import numpy as np
+from streams.retrieval import Search
+from streams.store.postgres import PostgresStore
+
+async def search():
+    store = PostgresStore(sys.argv[1], connections=1, search_timeout_seconds=20, exact_scan_rows=20_000,
+                          principals_setting="anabranch.principals", small_scope_rows=int(sys.argv[3]))
+    await store.open()
+    vector = np.full(768, 768**-0.5, np.float32)
+    found = await store.search(Search(vector, [sys.argv[2]], None, None, None, expand_parents=False, limit=15))
+    texts = await store.passages([sys.argv[2]], [one.chunk_id for one in found.candidates])
+    await store.close(timeout_seconds=3)
+    print(json.dumps([str(one.chunk_id) for one in found.candidates if one.chunk_id in texts]))
+
+asyncio.run(search())
+"""
+
+
+def old_search(folder: Path, database: Database, principal: str, small_scope_rows: int) -> list[str]:
+    """The ids that a worker of the first release finds."""
+    ended = subprocess.run(
+        [sys.executable, "-c", OLD_SEARCH, database.worker, principal, str(small_scope_rows)],
+        env={"PATH": os.environ["PATH"]},
+        cwd=folder, check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return list(json.loads(ended.stdout))
+
+
+async def new_search(database: Database, principal: str, small_scope_rows: int) -> list[str]:
+    """The ids that this release's worker finds."""
+    store = PostgresStore(
+        database.worker,
+        connections=1,
+        search_timeout_seconds=20,
+        exact_scan_rows=20_000,
+        small_scope_rows=small_scope_rows,
+    )
+    await store.open()
+    try:
+        vector = np.full(768, 768**-0.5, np.float32)
+        search = Search(vector, [principal], None, None, None, expand_parents=False, limit=15)
+        return [str(candidate.chunk_id) for candidate in (await store.search(search)).candidates]
+    finally:
+        await store.close(timeout_seconds=3)
+
+
 async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
     version_1: Database, tmp_path: Path
 ) -> None:
@@ -218,16 +290,21 @@ async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
     assert await stale(version_1) == []
     assert await problems(version_1) == []
     assert old_problems(old, version_1) == []
-    assert await migrate(version_1.owner, principals_setting=SETTING) == []
+    assert besides_the_index(await migrate(version_1.owner, principals_setting=SETTING)) == []
+    for principal in PRINCIPALS:
+        for small_scope_rows in (1000, 0):
+            of_old = await asyncio.to_thread(old_search, old, version_1, principal, small_scope_rows)
+            assert len(of_old) in (10, 15)
+            assert of_old == await new_search(version_1, principal, small_scope_rows)
 
     await execute(version_1.writer, "DELETE FROM document_grants WHERE principal = 'user:1'")
     after = await seen(version_1)
     assert after == before | {"user:1": after["user:3"]}
 
-    assert await migrate(version_1.owner, principals_setting=SETTING, prune=True) == [
+    assert besides_the_index(await migrate(version_1.owner, principals_setting=SETTING, prune=True)) == [
         "removed objects that only workers before schema version 2 needed"
     ]
-    assert await migrate(version_1.owner, principals_setting=SETTING, prune=True) == []
+    assert besides_the_index(await migrate(version_1.owner, principals_setting=SETTING, prune=True)) == []
     assert await seen(version_1) == after
     assert await problems(version_1) == []
     assert [problem for problem in old_problems(old, version_1) if "anabranch_grants_deleted" in problem]
@@ -288,9 +365,62 @@ async def names(database: Database) -> set[str]:
 async def test_an_upgraded_and_pruned_store_is_like_a_new_one(
     version_1: Database, database: Database
 ) -> None:
-    await migrate(version_1.owner, principals_setting=SETTING, prune=True)
+    await replace_index(
+        version_1.owner, await migrate(version_1.owner, principals_setting=SETTING, prune=True)
+    )
+    assert await migrate(version_1.owner, principals_setting=SETTING) == []
     assert await names(version_1) == await names(database)
     assert await definitions(version_1) == await definitions(database)
+
+
+async def test_an_old_vector_index_serves_searches_until_it_is_replaced(version_1: Database) -> None:
+    old_index, new_index = "document_chunks_embedding", "document_chunks_embedding_halfvec"
+
+    async def scans() -> dict[str, int]:
+        """So far, of each vector index that there is."""
+        async with connected(version_1.admin) as admin:
+            rows = await admin.fetch(
+                "SELECT indexrelname::text, idx_scan FROM pg_stat_user_indexes WHERE indexrelname = ANY ($1)",
+                [old_index, new_index],
+            )
+            return {row[0]: row[1] for row in rows}
+
+    async def used() -> set[str]:
+        """Which were scanned; the statistics come with the end of a session."""
+        async with asyncio.timeout(20):
+            while not any((counted := await scans()).values()):  # noqa: ASYNC110  # another process reports it
+                await asyncio.sleep(0.05)
+        return {name for name, number in counted.items() if number}
+
+    async def index_of() -> VectorIndex:
+        async with connected(version_1.worker) as worker:
+            return await read_vector_index(worker)
+
+    done = await migrate(version_1.owner, principals_setting=SETTING)
+    assert await problems(version_1) == []
+    assert not (await index_of()).by_halfvec
+    found = await new_search(version_1, "user:1", 0)
+    assert len(found) == 15
+    assert await used() == {old_index}
+
+    await replace_index(version_1.owner, done)
+    assert await migrate(version_1.owner, principals_setting=SETTING) == []
+    assert await problems(version_1) == []
+    assert (await index_of()).by_halfvec
+    assert sorted(await new_search(version_1, "user:1", 0)) == sorted(found)
+    assert await used() == {new_index}
+
+
+async def test_searches_use_the_newer_of_two_vector_indexes(version_1: Database) -> None:
+    """Between the two statements of the note, and if the index stays for workers of an earlier release."""
+    done = await migrate(version_1.owner, principals_setting=SETTING)
+    (note,) = [line for line in done if line.startswith(NEWER_INDEX)]
+    await execute(version_1.owner, note.splitlines()[1])
+    async with connected(version_1.worker) as worker:
+        assert (await read_vector_index(worker)).by_halfvec
+    assert await problems(version_1) == []
+    assert await migrate(version_1.owner, principals_setting=SETTING) == []
+    assert len(await new_search(version_1, "user:1", 0)) == 15
 
 
 async def definitions(database: Database) -> set[tuple[object, ...]]:
