@@ -23,6 +23,7 @@ __all__ = [
     "SEARCHES",
     "VECTOR_INDEX",
     "Asked",
+    "Caller",
     "Reads",
     "Stability",
     "Way",
@@ -75,6 +76,14 @@ class Asked:
 
     def __str__(self) -> str:
         return f"{self.scope}, by {' and '.join(self.filters) or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who searches, and by which vector."""
+
+    principals: Sequence[str]
+    vector: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -138,8 +147,7 @@ async def reads_of(
     connection: PooledConnection,
     way: Way,
     asked: Asked,
-    vector: np.ndarray,
-    principals: Sequence[str],
+    caller: Caller,
     *,
     expand_parents: bool = False,
     limit: int = 15,
@@ -150,8 +158,7 @@ async def reads_of(
         connection: of a worker's role.
         way: how to search.
         asked: what is searched for.
-        vector: the query.
-        principals: the caller's.
+        caller: who searches, and by which vector.
         expand_parents: whether to look up parents.
         limit: how many rows to return.
     """
@@ -159,7 +166,7 @@ async def reads_of(
     async with connection.transaction():
         before = await _counters(connection)
         answer = await connection.fetchrow(
-            postgres._SQL["search"], json.dumps([*principals]), vector, *arguments
+            postgres._SQL["search"], json.dumps([*caller.principals]), caller.vector, *arguments
         )
         after = await _counters(connection)
     assert answer is not None
@@ -181,8 +188,7 @@ async def stability_of(
     connection: PooledConnection,
     way: Way,
     asked: Asked,
-    vector: np.ndarray,
-    principals: Sequence[str],
+    caller: Caller,
     executions: Sequence[int] = EXECUTIONS,
 ) -> Stability:
     """Search as often as the last of the executions says, on one connection.
@@ -191,29 +197,33 @@ async def stability_of(
         connection: of a worker's role.
         way: how to search.
         asked: what is searched for.
-        vector: the query.
-        principals: the caller's.
+        caller: who searches, and by which vector.
         executions: at which it is counted what is read, in ascending order, from 1.
     """
     reads, done = {}, 0
     for execution in executions:
         if (between := execution - done - 1) > 0:
-            await _search_often(connection, way, asked, vector, principals, between)
-        reads[execution], done = await reads_of(connection, way, asked, vector, principals), execution
+            await _search_often(connection, way, asked, caller, between)
+        reads[execution], done = await reads_of(connection, way, asked, caller), execution
     return Stability(reads)
 
 
 async def _search_often(
-    connection: PooledConnection,
-    way: Way,
-    asked: Asked,
-    vector: np.ndarray,
-    principals: Sequence[str],
-    times: int,
+    connection: PooledConnection, way: Way, asked: Asked, caller: Caller, times: int
 ) -> None:
     # Without rows to read, an exact search costs little; the index is not read for somebody without rows.
-    caller = ["nobody at all"] if way == "exactly" else principals
-    values = (json.dumps([*caller]), vector.tolist(), *asked.values, 1, False, *_BOUNDS[way], True, 1, 60_000)
+    principals = ["nobody at all"] if way == "exactly" else caller.principals
+    values = (
+        json.dumps([*principals]),
+        caller.vector.tolist(),
+        *asked.values,
+        1,
+        False,
+        *_BOUNDS[way],
+        True,
+        1,
+        60_000,
+    )
     call = f"public.anabranch_search({', '.join(_literal(value) for value in values)})"
     await connection.execute(_SEARCH_OFTEN.format(times=times, call=call))
 
@@ -247,7 +257,7 @@ async def measure_plans(
             good, indexes = 0, set[str]()
             for asked in of_scope:
                 async with store._connection() as connection:
-                    found = await stability_of(connection, way, asked, vector, principals)
+                    found = await stability_of(connection, way, asked, Caller(principals, vector))
                 wrong = problems_of(way, found.reads[1])
                 if not found.stable:
                     wrong.append(f"not the same at executions {', '.join(map(str, EXECUTIONS))}")

@@ -1,7 +1,7 @@
 """One deadline for a whole arm, and a server that computes no further once nobody waits for the answer.
 
-An arm is one call. A worker that waits no longer asks the server to cancel it; if the network lost that request too, the
-call ends by itself. On the newest and on an older server.
+An arm is one call. A worker that waits no longer asks the server to cancel it; if the network lost that request too,
+the call ends by itself. On the newest and on an older server.
 """
 
 import asyncio

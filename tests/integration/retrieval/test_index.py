@@ -12,11 +12,12 @@ import pytest
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.retrieval import retrieve
-from streams.store import postgres
+from streams.store import vector_index
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import Database
+from tests.integration.connections import execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
 from tests.integration.oracle import expected_result, numpy_distances
@@ -55,6 +56,13 @@ def corpus() -> Corpus:
 
 @pytest.fixture
 async def impatient(database: Database, corpus: Corpus) -> AsyncIterator[Database]:
+    # Few edges: with as many as by default, the first step of a scan sees almost all of so few chunks.
+    await execute(
+        database.owner,
+        "DROP INDEX document_chunks_embedding_halfvec; SET search_path = public;"
+        "CREATE INDEX few_edges ON document_chunks USING hnsw"
+        " ((l2_normalize(embedding)::halfvec(768)) halfvec_cosine_ops) WITH (m = 4, ef_construction = 16)",
+    )
     await load(database.writer, corpus)
     admin = await asyncpg.connect(database.admin)
     try:
@@ -113,7 +121,9 @@ async def test_enough_rows_of_a_scan_that_gave_up_are_not_enough(
     impatient: Database, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the nearest of those that it came upon, not of those that there are."""
-    monkeypatch.setattr(postgres, "_EF_SEARCH", 40)  # 400 of so few chunks would be all of them
+    monkeypatch.setattr(
+        vector_index, "_EF_SEARCH_FEW_EDGES", (40, 40)
+    )  # 400 of so few chunks would be all of them
     event = query(unit_vectors(1, 1)[0], principals=["user:2"], k=10)
     wanted = expected_result(corpus, event, numpy_distances(corpus, event["embedding"]), count_tokens)
 

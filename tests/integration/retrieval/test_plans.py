@@ -22,6 +22,7 @@ from tests.evaluate.plans import (
     SEARCHES,
     VECTOR_INDEX,
     Asked,
+    Caller,
     Reads,
     Way,
     combinations_of,
@@ -45,8 +46,7 @@ COMBINATIONS = list(
         metadata={"year": "2020"},
     )
 )
-VECTOR = unit_vectors(1, 5)[0]
-CALLER = ["user:1"]
+CALLER = Caller(["user:1"], unit_vectors(1, 5)[0])
 CHUNKS = 2000
 
 
@@ -139,7 +139,7 @@ async def test_each_combination_reads_the_same_whenever_it_is_executed(
     assert len(COMBINATIONS) == 3 * 2**4
     for asked in COMBINATIONS:
         async with store._connection() as connection:
-            found = await stability_of(connection, way, asked, VECTOR, CALLER, executions=(1, 6, 12))
+            found = await stability_of(connection, way, asked, CALLER, executions=(1, 6, 12))
         assert found.stable, (asked, found)
         reads = found.reads[1]
         assert problems_of(way, reads) == [], (asked, reads)
@@ -165,7 +165,7 @@ async def test_the_thousandth_execution_reads_what_the_first_did(
     store: PostgresStore, way: Way, number: int
 ) -> None:
     async with store._connection() as connection:
-        found = await stability_of(connection, way, COMBINATIONS[number], VECTOR, CALLER)
+        found = await stability_of(connection, way, COMBINATIONS[number], CALLER)
     assert set(found.reads) == {1, 6, 12, 1000}
     assert found.stable
     assert problems_of(way, found.reads[1000]) == []
@@ -177,8 +177,8 @@ async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: Post
     looked_up = 0
     for asked in COMBINATIONS:
         async with store._connection() as connection:
-            without = await reads_of(connection, way, asked, VECTOR, CALLER)
-            found = await reads_of(connection, way, asked, VECTOR, CALLER, expand_parents=True)
+            without = await reads_of(connection, way, asked, CALLER)
+            found = await reads_of(connection, way, asked, CALLER, expand_parents=True)
         assert found.ids == without.ids
         parents = more(found, without)
         # Of the policies, at most once for each statement.
@@ -191,7 +191,9 @@ async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: Post
         looked_up += wanted
         # PostgreSQL 16 also counts lookups without a key, which read nothing.
         assert wanted <= parents.pop("document_chunks_pkey", 0) <= max(wanted, len(found.ids)), asked
-        assert found.rows.get("document_chunks_pkey", 0) - without.rows.get("document_chunks_pkey", 0) == wanted
+        assert (
+            found.rows.get("document_chunks_pkey", 0) - without.rows.get("document_chunks_pkey", 0) == wanted
+        )
         assert parents.pop("documents_pkey", 0) <= wanted, asked
         assert parents == {}, asked
     assert looked_up > 50
@@ -226,7 +228,7 @@ BY_SECTION = Asked("everything", ("section",), (None, None, "0", None, None, Non
 
 async def reads_in(database: Database, way: Way, asked: Asked) -> Reads:
     async with opened(database.worker) as store, store._connection() as connection:
-        return await reads_of(connection, way, asked, VECTOR, CALLER)
+        return await reads_of(connection, way, asked, CALLER)
 
 
 async def test_it_would_see_a_generic_plan(copy: Database) -> None:
@@ -252,11 +254,11 @@ async def test_it_would_see_a_generic_plan(copy: Database) -> None:
 
 async def test_it_would_see_a_plan_that_changes(copy: Database) -> None:
     async with opened(copy.worker) as store, store._connection() as connection:
-        found = await stability_of(connection, "exactly", BY_SECTION, VECTOR, CALLER, executions=(1, 6))
+        found = await stability_of(connection, "exactly", BY_SECTION, CALLER, executions=(1, 6))
         assert found.stable
         before = found.reads[1]
         await execute(copy.owner, "DROP INDEX document_chunks_section")
-        after = await reads_of(connection, "exactly", BY_SECTION, VECTOR, CALLER)
+        after = await reads_of(connection, "exactly", BY_SECTION, CALLER)
     assert after.answer == before.answer
     assert after != before
 
@@ -288,7 +290,7 @@ async def test_statistics_and_old_plans_change_no_answer(server: PostgresServer)
 
         async def answers(connection: asyncpg.pool.PoolConnectionProxy) -> list[Reads]:
             return [
-                await reads_of(connection, way, asked, VECTOR, CALLER, expand_parents=True)
+                await reads_of(connection, way, asked, CALLER, expand_parents=True)
                 for way in SEARCHES
                 for asked in COMBINATIONS
             ]

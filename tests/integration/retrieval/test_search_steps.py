@@ -111,19 +111,11 @@ class Steps:
 
 
 async def steps_of(
-    worker: asyncpg.Connection,
-    *,
-    small: int = 10,
-    exact: int = 800,
-    limit: int = 15,
-    session: UUID | None = SESSION,
-    topic: UUID | None = None,
-    index: str = "document_chunks_session_id",
-    principals: tuple[str, ...] = ("user:1",),
+    worker: asyncpg.Connection, *, index: str = "document_chunks_session_id", **asked: Any
 ) -> Steps:
     async with worker.transaction():
         before = await counters(worker, index)
-        answer = await search(worker, principals, session, topic, limit, small, exact)
+        answer = await search(worker, **asked)
         index_scans, _, rows = await counters(worker, index) - before
     return Steps(
         int(index_scans),
@@ -149,16 +141,18 @@ async def counters(worker: asyncpg.Connection, indexes: str = "") -> np.ndarray:
 
 async def search(
     worker: asyncpg.Connection,
-    principals: tuple[str, ...],
-    session: UUID | None,
-    topic: UUID | None,
-    limit: int,
-    small: int,
-    exact: int,
+    *,
+    small: int = 10,
+    exact: int = 800,
+    limit: int = 15,
+    session: UUID | None = SESSION,
+    topic: UUID | None = None,
+    principals: tuple[str, ...] = ("user:1",),
     ef_search: int = 20,
 ) -> Any:
     return await worker.fetchrow(
-        "SELECT * FROM public.anabranch_search($1, $2, $3, $4, NULL, NULL, NULL, NULL, $5, false, $6, $7, true, $8, 20000)",
+        "SELECT * FROM public.anabranch_search($1, $2, $3, $4, NULL, NULL, NULL, NULL, $5, false, $6, $7, true, $8,"
+        " 20000)",
         json.dumps(principals),
         AXIS.astype(np.float32),
         session,
@@ -170,31 +164,27 @@ async def search(
     )
 
 
-# Of a scope of 300 rows. `wanted` is four times the limit.
+# small_scope, exact_scope and limit, of a scope of 300 rows; then how often the vector index is scanned, how many rows
+# are counted and read, and whether the result is truncated. The index has to find four times the limit.
 @pytest.mark.parametrize(
-    ("small", "exact", "limit", "index_scans", "rows", "truncated"),
+    ("bounds_and_limit", "steps"),
     [
-        pytest.param(1000, 20_000, 15, 0, 300 + 300, False, id="1: well below"),
-        pytest.param(300, 20_000, 15, 0, 300 + 300, False, id="1: at the bound"),
-        pytest.param(299, 1200, 15, 1, 300 + 300 + 300, False, id="3: at a quarter of the larger bound"),
-        pytest.param(299, 299, 100, 2, 300 + 300 + 300, True, id="6: the smaller bound is the least of the larger"),
-        pytest.param(10, 1200, 15, 1, 11 + 300 + 300, False, id="3: at the bound"),
-        pytest.param(10, 1199, 15, 2, 11 + 300, False, id="4: above the bound, the index found all wanted"),
-        pytest.param(10, 300, 100, 2, 11 + 76 + 300 + 300, False, id="5: at the bound"),
-        pytest.param(10, 299, 100, 2, 11 + 75 + 300, True, id="6"),
-        pytest.param(0, 0, 100, 2, 1 + 1 + 1, True, id="6: nothing is read exactly"),
+        pytest.param((1000, 20_000, 15), (0, 300 + 300, False), id="1: well below"),
+        pytest.param((300, 20_000, 15), (0, 300 + 300, False), id="1: at the bound"),
+        pytest.param((299, 1200, 15), (1, 300 + 300 + 300, False), id="3: at a quarter of the larger bound"),
+        pytest.param((299, 299, 100), (2, 300 + 300 + 300, True), id="6: the smaller bound is the least of the larger"),
+        pytest.param((10, 1200, 15), (1, 11 + 300 + 300, False), id="3: at the bound"),
+        pytest.param((10, 1199, 15), (2, 11 + 300, False), id="4: above the bound, the index found all wanted"),
+        pytest.param((10, 300, 100), (2, 11 + 76 + 300 + 300, False), id="5: at the bound"),
+        pytest.param((10, 299, 100), (2, 11 + 75 + 300, True), id="6"),
+        pytest.param((0, 0, 100), (2, 1 + 1 + 1, True), id="6: nothing is read exactly"),
     ],
 )  # fmt: skip
 async def test_it_tries_the_steps_in_order(
-    worker: asyncpg.Connection,
-    small: int,
-    exact: int,
-    limit: int,
-    index_scans: int,
-    rows: int,
-    *,
-    truncated: bool,
+    worker: asyncpg.Connection, bounds_and_limit: tuple[int, int, int], steps: tuple[int, int, bool]
 ) -> None:
+    small, exact, limit = bounds_and_limit
+    index_scans, rows, truncated = steps
     assert await steps_of(worker, small=small, exact=exact, limit=limit) == Steps(
         index_scans, rows, limit, complete=False, truncated=truncated
     )
@@ -234,24 +224,25 @@ async def test_a_topic_is_counted_in_its_own_table(worker: asyncpg.Connection) -
     assert (found.index_scans, found.rows, found.truncated) == (2, 3 * OF_TOPIC, True)
 
 
-@pytest.mark.parametrize(("servers", "limits"), [(20_000, [1000, 20_000]), (900, [900, 900])])
+@pytest.mark.parametrize("servers", [(20_000, [1000, 20_000]), (900, [900, 900])], ids=str)
 @pytest.mark.parametrize(
     ("limit", "ef_search"), [(1, 20), (5, 20), (6, 24), (100, 400), (333, 1000), (1000, 1000)]
 )
 async def test_the_index_has_its_limits_and_enough_candidates(
-    postgres: PostgresServer, loaded: Database, servers: int, limits: list[int], limit: int, ef_search: int
+    loaded: Database, servers: tuple[int, list[int]], limit: int, ef_search: int
 ) -> None:
     """The first scan is limited to 1,000 tuples; no scan to more than the server's limit."""
+    max_tuples, limits = servers
     await execute(loaded.admin, f"SET search_path = public; {REPORT.format(index=VECTOR_INDEX)}")
     notices: list[str] = []
     try:
         async with connected(loaded.worker) as worker:
             await register_vector(worker)
             worker.add_log_listener(lambda _, message: notices.append(message.message))
-            await worker.execute(f"SET hnsw.max_scan_tuples = {servers}")
+            await worker.execute(f"SET hnsw.max_scan_tuples = {max_tuples}")
             # Nothing is near enough to be found by the first scan, and nothing is read exactly.
-            await search(worker, ("user:1",), UUID(int=1), None, limit, 0, 0)
-            assert await worker.fetchval("SELECT current_setting('hnsw.max_scan_tuples')") == str(servers)
+            await search(worker, limit=limit, small=0, exact=0)
+            assert await worker.fetchval("SELECT current_setting('hnsw.max_scan_tuples')") == str(max_tuples)
     finally:
         await execute(
             loaded.admin,
@@ -273,7 +264,7 @@ async def test_the_index_has_to_find_more_rows_than_the_limit(worker: asyncpg.Co
     async def read(limit: int) -> int:
         async with worker.transaction():
             before = await counters(worker)
-            await search(worker, ("user:1",), None, None, limit, 0, 10, ef_search=1000)
+            await search(worker, session=None, limit=limit, small=0, exact=10, ef_search=1000)
             _, rows, _ = await counters(worker) - before
         return int(rows)
 
