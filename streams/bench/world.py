@@ -290,7 +290,9 @@ async def load(world: World, dsn: str) -> float:
     try:
         await register_vector(connection)
         # Loaded first, indexed afterwards, as one loads a store; with the definition of the migration.
-        hnsw = await connection.fetchval("SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)")
+        hnsw = await connection.fetchval(
+            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
+        )
         await connection.execute("DROP INDEX document_chunks_embedding_halfvec")
         await connection.copy_records_to_table(
             "documents",

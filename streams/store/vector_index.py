@@ -11,9 +11,9 @@ __all__ = ["VectorIndex", "read_vector_index"]
 # hnsw.ef_search, the size of the candidate list: for everything that the principals may read, and for a scope that a
 # session, a topic or filters narrow. docs/performance.md shows how they were chosen.
 _EF_SEARCH: Final = (200, 300)
-# Compensates for an index with few edges; it costs about two milliseconds.
-_EF_SEARCH_FEW_EDGES: Final = (400, 400)
-_MANY_EDGES: Final = 32
+# The same for an index that was built with fewer candidates, as in an earlier release.
+_EF_SEARCH_HASTY_BUILD: Final = (400, 400)
+_EF_CONSTRUCTION: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,26 @@ class VectorIndex:
 
 
 async def read_vector_index(connection: Connection) -> VectorIndex:
-    """The usable index with the most edges, preferably in half precision; without any, as for an earlier release's."""
+    """The usable index built with most candidates, preferably in half precision; if there is none, as for an old one."""
     by_halfvec, by_vector = index_definitions(_REFERENCE)
     found = [
-        (row["edges"], definition == by_halfvec)
+        (row["ef_construction"], definition == by_halfvec)
         for row in await connection.fetch(_INDEXES)
         if (definition := normalized_index(row["definition"])) in (by_halfvec, by_vector)
     ]
-    edges, halfvec = max(found, default=(0, False))
-    return VectorIndex(halfvec, *(_EF_SEARCH if edges >= _MANY_EDGES else _EF_SEARCH_FEW_EDGES))
+    candidates, halfvec = max(found, default=(0, False))
+    return VectorIndex(halfvec, *(_EF_SEARCH if candidates >= _EF_CONSTRUCTION else _EF_SEARCH_HASTY_BUILD))
 
 
 _REFERENCE: Final = next(
     statement for statement in reference("anabranch.principals") if "hnsw" in statement.definition
 )
 
-# 16 edges are pgvector's default.
+# 64 is pgvector's default.
 _INDEXES: Final = f"""
     SELECT {INDEX_DEFINITION} AS definition,
-           coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'm'), 16)
-             AS edges
+           coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions)
+                     WHERE option_name = 'ef_construction'), 64) AS ef_construction
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = to_regclass('public.document_chunks') AND i.indisvalid AND {USABLE_INDEX}
 """  # noqa: S608  # constant names
