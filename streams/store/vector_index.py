@@ -32,7 +32,7 @@ class VectorIndex:
 
 
 async def read_vector_index(connection: Connection) -> VectorIndex:
-    """The usable index built with most candidates, preferably in half precision; if there is none, as for an old one."""
+    """The usable index built with most candidates, preferably in half precision; without any, as for an old one."""
     by_halfvec, by_vector = index_definitions(_REFERENCE)
     found = [
         (row["ef_construction"], definition == by_halfvec)

@@ -95,7 +95,6 @@ async def opened(dsn: str, statement_cache_size: int) -> AsyncIterator[PostgresS
         dsn,
         connections=CLIENTS,
         search_timeout_seconds=5,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
         statement_cache_size=statement_cache_size,
     )

@@ -15,7 +15,7 @@ from streams.core.errors import StoreUnavailable
 from streams.retrieval import Search
 from streams.settings import load as load_settings
 from streams.store.postgres import PostgresStore
-from tests.conftest import SETTING, Database
+from tests.conftest import Database
 from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, as_avro, query, read_result
@@ -82,7 +82,6 @@ async def opened(dsn: str, max_lag: float = 60) -> AsyncIterator[PostgresStore]:
         dsn,
         connections=2,
         search_timeout_seconds=5,
-        principals_setting=SETTING,
         exact_scan_rows=20_000,
         max_replication_lag_seconds=max_lag,
     )
