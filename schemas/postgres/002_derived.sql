@@ -745,7 +745,7 @@ BEGIN
 END
 $$;
 
--- Only the owner may execute these functions, except those in 005_access.sql; triggers do not need this right.
+-- Only the owner may execute these functions, except those in 006_access.sql; triggers do not need this right.
 REVOKE ALL ON FUNCTION
   public.anabranch_keeps_snapshot(), public.anabranch_has_document_key(regclass),
   public.anabranch_require_read_committed(boolean),
