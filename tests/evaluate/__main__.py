@@ -16,7 +16,7 @@ from rich.console import Console
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from streams.store.postgres import PostgresStore
 from tests.conftest import Database, PostgresServer
-from tests.evaluate.access import measure_access
+from tests.evaluate.access import create_unguarded_functions, measure_access
 from tests.evaluate.cranfield import load_cranfield, measure_cranfield
 from tests.evaluate.outcome import Outcome
 from tests.evaluate.plans import combinations_of, measure_plans
@@ -87,6 +87,7 @@ class Evaluation:
             if "recall" in self._parts:
                 self._show(await measure_recall(world, database, store, self._seed))
             if "access" in self._parts:
+                await create_unguarded_functions(database)
                 async with _opened(self._server.login("unguarded", database)) as bare:
                     self._show(await measure_access(world, store, bare, self._seed, sets=sets))
             if "plans" in self._parts and not world.correlated:
