@@ -68,7 +68,7 @@ class Pairs:
 
 
 async def create_unguarded_functions(database: Database) -> None:
-    """Copies of the search functions without the policies' condition, and without the look whether the policies hold."""
+    """Copies of the search functions without the policies' condition, and without the look whether these hold."""
     names = [
         statement.name
         for statement in reference(SETTING)
@@ -109,7 +109,7 @@ async def measure_access(
     Args:
         world: that both stores hold.
         guarded: logs in as a worker.
-        bare: logs in as a role that bypasses row-level security, to the same database, which has the unguarded functions.
+        bare: logs in as a role that bypasses row-level security, to a database with the unguarded functions.
         seed: of the queries drawn.
         sets: how many sets the asker is in.
     """

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from pgvector.asyncpg import register_vector
 
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, Profile, resolve_params
-from streams.retrieval import retrieve, unit_vector
+from streams.retrieval import Search, retrieve, unit_vector
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
@@ -278,6 +279,44 @@ async def test_results_equal_the_oracle(
     assert seen["passages"] > 100
     if seed == 0:
         figures(", ".join(f"{number} {what}" for what, number in sorted(seen.items())))
+
+
+@pytest.mark.parametrize("small_scope_rows", [1000, 0], ids=["exactly", "by the index"])
+async def test_texts_in_the_same_call_are_those_of_a_call_of_their_own(
+    database: Database, small_scope_rows: int
+) -> None:
+    world = World(77)
+    await load(database.writer, world.corpus)
+    seen: Counter[str] = Counter()
+    async with opened(database, small_scope_rows=small_scope_rows) as store:
+        for _ in range(300):
+            event = QueryEmbedding.parse(world.event())
+            search = Search(
+                vector=unit_vector(event.embedding),
+                principals=event.principals,
+                session_id=event.session_id,
+                topic_id=world.rng.choice([event.topic_id, None]),
+                filters=event.filters,
+                expand_parents=False,
+                limit=world.rng.choice([1, 5, 15, 60, 300]),
+            )
+            alone = await store.search(search)
+            texts = await store.passages(
+                event.principals, [candidate.chunk_id for candidate in alone.candidates]
+            )
+            both = await store.search(replace(search, with_passages=True))
+            assert both.passages == texts
+            assert both.passages.keys() == {candidate.chunk_id for candidate in both.candidates}
+            # In any order, since a selection ranks them; as text, since a distance may not be a number.
+            assert sorted(map(repr, both.candidates)) == sorted(map(repr, alone.candidates))
+            assert (both.complete, both.truncated) == (alone.complete, alone.truncated)
+            seen.update(
+                empty=not texts,
+                limited=len(texts) == search.limit,
+                complete=both.complete,
+                partial=not both.complete,
+            )
+    assert min(seen.values()) > 10, seen
 
 
 async def test_distances_are_those_of_float64(database: Database) -> None:
