@@ -112,7 +112,7 @@ class Generator:
             for partition in consumer.assignment():
                 await consumer.position(partition)
             generator = cls(producer, consumer, input_topic, make, keep_results=keep_results)
-            reading = asyncio.create_task(generator._read())
+            reading = asyncio.create_task(generator.read())
             try:
                 yield generator
             finally:
@@ -187,7 +187,7 @@ class Generator:
         self._due[key] = (due, number)
         await self._producer.send(self._topic, value=value, key=key)
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
         async for record in self._consumer:
             now = perf_counter()
             waiting = self._due.pop(record.key, None)
