@@ -3,8 +3,8 @@
 
 -- Nearest neighbours by cosine distance. Half precision: the index is half as large, and finds the same rows; searches take
 -- the distances from the full vectors. Normalized first, because halfvec has no room for components above 65,504 or below
--- 6e-8. With ef_construction = 200, a search with 200 candidates misses whole dense clusters now and then; with 400, it finds
--- all. More edges (m) cost more and find no more; docs/performance.md has the table.
+-- 6e-8. With ef_construction = 400, a search misses whole dense clusters far less often than with 200. More edges (m) cost
+-- more and find no more; docs/performance.md has the table.
 -- A store from an earlier release may keep its index on the full vectors: searches use whichever exists.
 CREATE INDEX IF NOT EXISTS document_chunks_embedding_halfvec ON public.document_chunks USING hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops) WITH (ef_construction = 400);
 

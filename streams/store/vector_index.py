@@ -10,7 +10,7 @@ __all__ = ["VectorIndex", "read_vector_index"]
 
 # hnsw.ef_search, the size of the candidate list: for everything that the principals may read, and for a scope that a
 # session, a topic or filters narrow. docs/performance.md shows how they were chosen.
-_EF_SEARCH: Final = (200, 300)
+_EF_SEARCH: Final = (400, 300)
 # The same for an index that was built with fewer candidates, as in an earlier release.
 _EF_SEARCH_HASTY_BUILD: Final = (400, 400)
 _EF_CONSTRUCTION: Final = 400
