@@ -25,13 +25,13 @@ from benchmarks.peers.plain import CHAT_ROWS, EXTRACTION_ROWS, interleave, serve
 
 
 class NoEmbeddings(Embeddings):  # type: ignore[misc]  # langchain is not in this environment
-    """Events carry their embeddings."""
+    """Refuses to embed: the store requires an embedding service, but events carry their embeddings."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        raise NotImplementedError
+        raise TypeError(f"{len(texts)} documents without embeddings")
 
     def embed_query(self, text: str) -> list[float]:
-        raise NotImplementedError
+        raise TypeError(f"a query of {len(text)} characters instead of an embedding")
 
 
 async def open_store(dsn: str, concurrency: int, ef_search: int) -> PGVectorStore:
