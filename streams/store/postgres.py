@@ -57,6 +57,8 @@ _SQL = {
 
 # How long to wait for the server to cancel a statement.
 _CANCEL_SECONDS = 1.0
+# A server has read a statement after this time.
+_CANCEL_DELAY_SECONDS = 0.1
 
 # A connection acquired from a pool.
 PooledConnection = asyncpg.pool.PoolConnectionProxy
@@ -265,20 +267,25 @@ class PostgresStore:
             narrowed: for a search, whether its scope is less than everything that the principals may read.
         """
         with _translated():
-            async with asyncio.timeout(self._timeout) as limit, self._connection() as connection:
+            running: list[asyncio.Task[list[asyncpg.Record]]] = []
+            async with (
+                asyncio.timeout(self._timeout) as limit,
+                self._connection(running=running) as connection,
+            ):
                 if narrowed is not None:
                     index = self._index  # known now: the first connection reads it
                     values += (
                         index.by_halfvec,
                         index.narrowed_ef_search if narrowed else index.ef_search,
                     )
-                rows: list[asyncpg.Record] = await connection.fetch(
-                    _SQL[name], json.dumps(list(principals)), *values, _milliseconds_left(limit)
-                )
-        return rows
+                arguments = (json.dumps(list(principals)), *values, _milliseconds_left(limit))
+                running.append(asyncio.create_task(connection.fetch(_SQL[name], *arguments)))
+                return await asyncio.shield(running[0])
 
     @asynccontextmanager
-    async def _connection(self, *, check_lag: bool = True) -> AsyncIterator[PooledConnection]:
+    async def _connection(
+        self, *, check_lag: bool = True, running: Sequence[asyncio.Task[list[asyncpg.Record]]] = ()
+    ) -> AsyncIterator[PooledConnection]:
         """A pooled connection that is returned to the pool only in a known state, and not to a replica that lags.
 
         On any error, including cancellation, the connection is closed, not reset: no principal can remain on it.
@@ -293,7 +300,7 @@ class PostgresStore:
                 self._check_lag(connection, await lag_seconds(_unwrapped(connection)))
             yield connection
         except BaseException:
-            closing = asyncio.create_task(self._discard(pool, connection))
+            closing = asyncio.create_task(self._discard(pool, connection, running))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             raise
@@ -304,7 +311,18 @@ class PostgresStore:
         self._lag_limit.check(seconds, now)
         _unwrapped(connection).lag_was_measured(now)
 
-    async def _discard(self, pool: "asyncpg.Pool[asyncpg.Record]", connection: PooledConnection) -> None:
+    async def _discard(
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        connection: PooledConnection,
+        running: Sequence[asyncio.Task[list[asyncpg.Record]]],
+    ) -> None:
+        if running:
+            # A cancel request has no effect if it arrives before the statement has begun, which nothing would end then.
+            await asyncio.wait(running, timeout=_CANCEL_DELAY_SECONDS)
+            for statement in running:
+                statement.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         # The server may have closed the connection, or may not answer; asyncpg then closes its end.
         with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError):
             await connection.close(timeout=_CANCEL_SECONDS)
