@@ -281,12 +281,13 @@ $$;
 -- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6.
 --
 -- Steps, until one has a result:
--- 1. An exact search, if the scope has at most small_scope rows, or five times as many in a session without filters, where
---    a row costs least, and most sessions are a small part of the store: step 2 would cost more.
+-- 1. An exact search, if the scope has at most small_scope rows, or five times as many in a session without topic and
+--    filters: no other table is read, and most sessions are a small part of the store, so step 2 would cost more.
 -- 2. The vector index, up to 1,000 of its tuples. It has to find four times max_rows, but at most 60 more: if it starts in
 --    the wrong region, the nearest rows are not among the first.
 -- 3. An exact search, if it costs no more than to continue with the index, and the scope has at most exact_scope rows. Step 2
---    shows how many tuples the index would have to visit: few found, many to visit. One of them costs as much as three rows.
+--    shows how many tuples the index would have to visit: few found, many to visit. One of them costs as much as three rows,
+--    or one row of a topic or a filtered scope, which is found through other tables.
 -- 4. The vector index, up to the server's hnsw.max_scan_tuples.
 -- 5. An exact search, if the scope has at most exact_scope rows.
 -- 6. The rows of step 4: truncated.
@@ -305,6 +306,7 @@ DECLARE
   deadline timestamptz := clock_timestamp() + make_interval(secs => milliseconds / 1000.0);
   wanted integer := least(4 * max_rows, max_rows + 60);
   first_tuples integer := 1000;
+  rows_per_tuple integer;
   max_tuples integer := current_setting('hnsw.max_scan_tuples');
   scope text;
   bound integer;
@@ -320,6 +322,7 @@ BEGIN
   IF by_section IS NOT NULL OR by_type IS NOT NULL OR by_prefix IS NOT NULL OR by_metadata IS NOT NULL THEN
     scope := public.anabranch_filtered_scope(session, topic, by_section, by_type, by_prefix, by_metadata);
   END IF;
+  rows_per_tuple := CASE WHEN topic IS NULL AND scope IS NULL THEN 3 ELSE 1 END;
   complete := false;
   truncated := false;
 
@@ -328,10 +331,10 @@ BEGIN
       RAISE EXCEPTION 'the search took longer than its time limit' USING ERRCODE = 'query_canceled';
     END IF;
     bound := CASE
-      WHEN step = 1 AND session IS NOT NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
+      WHEN step = 1 AND session IS NOT NULL AND topic IS NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
       WHEN step = 1 THEN small_scope
       -- size: what the first scan found
-      WHEN step = 2 THEN least(exact_scope, 3 * least(max_tuples, first_tuples * wanted / greatest(size, 1)))
+      WHEN step = 2 THEN least(exact_scope, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1)))
       ELSE exact_scope
     END;
     size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
