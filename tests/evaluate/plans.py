@@ -213,10 +213,13 @@ async def _search_often(
 ) -> None:
     # Without rows to read, an exact search costs little; the index is not read for somebody without rows.
     principals = ["nobody at all"] if way == "exactly" else caller.principals
+    nowhere = tuple(value and UUID(int=1) for value in asked.values[:2])
+    scope = nowhere if way == "exactly" else asked.values[:2]
     values = (
         json.dumps([*principals]),
         caller.vector.tolist(),
-        *asked.values,
+        *scope,
+        *asked.values[2:],
         1,
         False,
         *_BOUNDS[way],
