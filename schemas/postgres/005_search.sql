@@ -285,9 +285,11 @@ $$;
 --    filters: no other table is read, and most sessions are a small part of the store, so step 2 would cost more.
 -- 2. The vector index, up to 1,000 of its tuples. It has to find four times max_rows, but at most 60 more: if it starts in
 --    the wrong region, the nearest rows are not among the first.
--- 3. An exact search, if it costs no more than to continue with the index, and the scope has at most exact_scope rows. Step 2
---    shows how many tuples the index would have to visit: few found, many to visit. One of them costs as much as three rows,
---    or one row of a topic or a filtered scope, which is found through other tables.
+-- 3. An exact search, if the scope has at most exact_scope / 4 rows: the index found few rows, so it is a small part of the
+--    store or far from the query, where the index misses most. Or if it has at most exact_scope rows and reading them costs no
+--    more than to continue with the index. Step 2 shows how many tuples the index would have to visit: few found, many to
+--    visit. One of them costs as much as three rows, or one row of a topic or a filtered scope, which is found through other
+--    tables.
 -- 4. The vector index, up to the server's hnsw.max_scan_tuples.
 -- 5. An exact search, if the scope has at most exact_scope rows.
 -- 6. The rows of step 4: truncated.
@@ -334,7 +336,8 @@ BEGIN
       WHEN step = 1 AND session IS NOT NULL AND topic IS NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
       WHEN step = 1 THEN small_scope
       -- size: what the first scan found
-      WHEN step = 2 THEN least(exact_scope, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1)))
+      WHEN step = 2 THEN least(exact_scope, greatest(
+        small_scope, exact_scope / 4, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1))))
       ELSE exact_scope
     END;
     size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
