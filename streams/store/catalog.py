@@ -88,6 +88,7 @@ class Function:
     owner: str
     definition: str
     public: bool  # PUBLIC may execute it
+    executable: bool  # this role may execute it
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def _function(row: asyncpg.Record) -> Function:
     printed = row["definition"] or ""
     head = printed.partition("\nAS $")[0].removeprefix(f"CREATE OR REPLACE FUNCTION public.{row['name']}")
     definition = function_definition(head, row["body"])
-    return Function(row["name"], row["signature"], row["owner"], definition, row["public"])
+    return Function(row["name"], row["signature"], row["owner"], definition, row["public"], row["executable"])
 
 
 async def _version(
@@ -406,7 +407,8 @@ _FUNCTIONS: Final = """
            pg_get_userbyid(f.proowner)::text AS owner, f.prosrc AS body,
            CASE f.prokind WHEN 'f' THEN pg_get_functiondef(f.oid) END AS definition,
            EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a
-                   WHERE a.grantee = 0) AS public
+                   WHERE a.grantee = 0) AS public,
+           has_function_privilege(f.oid, 'EXECUTE') AS executable
     FROM pg_proc f
     WHERE f.pronamespace = 'public'::regnamespace AND f.proname = ANY ($1::text[])
     ORDER BY f.proname, signature
