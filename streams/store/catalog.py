@@ -143,7 +143,14 @@ class Catalog:
 
     def index_for(self, statement: Statement) -> Index | None:
         """A valid index with the same definition, or that of an earlier release; its name and parameters may differ."""
-        for definition in index_definitions(statement):
+        return self._index(statement, index_definitions(statement))
+
+    def earlier_index_for(self, statement: Statement) -> Index | None:
+        """A valid index that only an earlier release would build."""
+        return self._index(statement, index_definitions(statement)[1:])
+
+    def _index(self, statement: Statement, definitions: Sequence[str]) -> Index | None:
+        for definition in definitions:
             for index in self.indexes:
                 if (
                     index.table == statement.table
