@@ -194,9 +194,9 @@ class Arena:
     ) -> Figures:
         return self._figures("ceiling", workload, await self._ceiling(workload, tuning, seconds, warm_up))
 
-    async def small_ceiling(self, seconds: float) -> LoopResult:
+    async def small_ceiling(self, seconds: float, *, warm_up: float) -> LoopResult:
         """The ceiling for small sessions, one event at a time."""
-        return await self._ceiling("small", Tuning(1), seconds, _WARM_UP)
+        return await self._ceiling("small", Tuning(1), seconds, warm_up)
 
     async def guarded(self, seconds: float, *, unguarded: bool) -> LoopResult:
         """The ceiling by a caller who may read everything, one event at a time: as a worker, or without policies."""
@@ -314,7 +314,7 @@ class Arena:
         *,
         settings: Mapping[str, str] | None = None,
         recording: Path | None = None,
-        delay_ms: float = 0.0,
+        delay_while: Path | None = None,
         keep_results: bool = False,
         name: str = "pipeline",
         partitions: int = 3,
@@ -328,7 +328,7 @@ class Arena:
                 database=_STORE,
                 settings={"ANABRANCH_CONCURRENCY": str(tuning.concurrency), **(settings or {})},
                 record=recording,
-                delay_ms=delay_ms,
+                delay_while=delay_while,
             )
             for _ in range(workers)
         ]

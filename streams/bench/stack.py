@@ -187,7 +187,7 @@ class Stack:
         database: str,
         settings: Mapping[str, str] | None = None,
         record: Path | None = None,
-        delay_ms: float = 0.0,
+        delay_while: Path | None = None,
     ) -> Worker:
         """Start a worker; `Worker.until_ready` waits for it.
 
@@ -196,7 +196,7 @@ class Stack:
             database: where it searches.
             settings: over the defaults.
             record: where it records each event; None: it does not.
-            delay_ms: added to each event.
+            delay_while: while this file exists, each event takes longer; None: never.
         """
         port = _free_port()
         environment = {
@@ -215,8 +215,8 @@ class Stack:
         program = ["-m", "streams.bench.worker"]
         if record is not None:
             program += ["--record", str(record)]
-        if delay_ms:
-            program += ["--delay-ms", str(delay_ms)]
+        if delay_while is not None:
+            program += ["--delay-while", str(delay_while)]
         return Worker(environment, self.directory / f"worker-{port}.log", program=program, port=port)
 
     async def _execute(self, statements: str) -> None:

@@ -6,11 +6,12 @@ so that every answer can be compared with exact search.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, Literal
 from uuid import UUID, uuid4
 
@@ -36,9 +37,11 @@ __all__ = [
     "World",
     "base",
     "exact",
+    "fill",
     "grow",
     "load",
     "questions",
+    "unit",
 ]
 
 Kind = Literal["chat", "extraction"]
@@ -61,7 +64,11 @@ _TOPICS: Final = 5
 # How far a chunk is from its origin, and a query from the collection's query; lengths, where every vector has length 1.
 _NOISE: Final = 0.12
 _QUERY_NOISE: Final = 0.2
-_COPY_ROWS: Final = 5000
+_DOCUMENT_COLUMNS: Final = ("id", "session_id", "title", "source_url", "document_type", "metadata")
+_CHUNK_COLUMNS: Final = (
+    "id", "document_id", "session_id", "related_topic_ids", "chunk_type", "chunk_position", "text_content",
+    "token_count", "embedding",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,9 +168,9 @@ def base(cranfield: Path | None) -> Base:
         ]
         return Base(
             "Cranfield",
-            _unit(np.load(cranfield / "chunk_embeddings.npy").astype(np.float32)),
+            unit(np.load(cranfield / "chunk_embeddings.npy").astype(np.float32)),
             [row["text"] or row["title"] for row in rows],
-            _unit(np.load(cranfield / "query_embeddings.npy").astype(np.float32)),
+            unit(np.load(cranfield / "query_embeddings.npy").astype(np.float32)),
         )
     corpus = sample.load()
     searchable = [chunk for chunk in corpus.chunks if chunk.embedding_row is not None]
@@ -286,6 +293,42 @@ async def load(world: World, dsn: str) -> float:
         world: what to write.
         dsn: of a superuser or the owner.
     """
+    return await fill(
+        dsn,
+        documents=(
+            (
+                document_id,
+                world.session_ids[world.sessions[number]],
+                f"Document {number}",
+                f"https://example.org/{number}",
+                "paper",
+                json.dumps({"number": number}),
+            )
+            for number, document_id in enumerate(world.document_ids)
+        ),
+        readers=((id_, world.readers(number)) for number, id_ in enumerate(world.document_ids)),
+        chunk_columns=_CHUNK_COLUMNS,
+        chunks=(_chunk(world, number) for number in range(world.size)),
+    )
+
+
+async def fill(
+    dsn: str,
+    *,
+    documents: Iterable[Sequence[Any]],
+    readers: Iterable[tuple[UUID, Iterable[str]]],
+    chunk_columns: Sequence[str],
+    chunks: Iterable[Sequence[Any]],
+) -> float:
+    """Write rows into a migrated, empty store; returns the seconds that building the vector index took.
+
+    Args:
+        dsn: of a superuser or the owner.
+        documents: id, session, title, URL, type and metadata of each.
+        readers: the principals that may read each document.
+        chunk_columns: the columns that `chunks` has.
+        chunks: after the documents; read once, so that a generator saves memory.
+    """
     connection = await asyncpg.connect(dsn)
     try:
         await register_vector(connection)
@@ -294,43 +337,17 @@ async def load(world: World, dsn: str) -> float:
             "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
         )
         await connection.execute("DROP INDEX document_chunks_embedding_halfvec")
-        await connection.copy_records_to_table(
-            "documents",
-            columns=["id", "session_id", "title", "source_url", "document_type", "metadata"],
-            records=[
-                (
-                    document_id,
-                    world.session_ids[world.sessions[number]],
-                    f"Document {number}",
-                    f"https://example.org/{number}",
-                    "paper",
-                    json.dumps({"number": number}),
-                )
-                for number, document_id in enumerate(world.document_ids)
-            ],
-        )
+        await connection.copy_records_to_table("documents", columns=_DOCUMENT_COLUMNS, records=documents)
         await connection.copy_records_to_table(
             "document_grants",
             columns=["document_id", "principal"],
-            records=[
-                (document_id, reader)
-                for number, document_id in enumerate(world.document_ids)
-                for reader in world.readers(number)
-            ],
+            records=((document_id, reader) for document_id, each in readers for reader in each),
         )
-        for first in range(0, world.size, _COPY_ROWS):
-            await connection.copy_records_to_table(
-                "document_chunks",
-                columns=[
-                    "id", "document_id", "session_id", "related_topic_ids", "chunk_type", "chunk_position",
-                    "text_content", "token_count", "embedding",
-                ],
-                records=[_chunk(world, number) for number in range(first, min(first + _COPY_ROWS, world.size))],
-            )  # fmt: skip
+        await connection.copy_records_to_table("document_chunks", columns=chunk_columns, records=chunks)
         await connection.execute("SET maintenance_work_mem = '1GB'")
-        began = datetime.now(UTC)
+        began = perf_counter()
         await connection.execute(hnsw)
-        seconds = (datetime.now(UTC) - began).total_seconds()
+        seconds = perf_counter() - began
         await connection.execute("VACUUM ANALYZE")
     finally:
         await connection.close()
@@ -360,9 +377,10 @@ def _ids(rng: np.random.Generator, count: int) -> list[UUID]:
 def _noisy(vectors: Vectors, length: float, rng: np.random.Generator) -> Vectors:
     """The vectors with noise of a length, normalized again."""
     noise = rng.standard_normal(vectors.shape, dtype=np.float32)
-    return _unit(vectors + noise * np.float32(length / np.sqrt(vectors.shape[1])))
+    return unit(vectors + noise * np.float32(length / np.sqrt(vectors.shape[1])))
 
 
-def _unit(vectors: npt.NDArray[np.float32]) -> Vectors:
-    unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+def unit(vectors: npt.NDArray[Any]) -> Vectors:
+    """The vectors divided by their lengths."""
+    divided: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return divided

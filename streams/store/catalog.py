@@ -88,6 +88,7 @@ class Function:
     owner: str
     definition: str
     public: bool  # PUBLIC may execute it
+    executable: bool  # this role may execute it
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,14 @@ class Catalog:
 
     def index_for(self, statement: Statement) -> Index | None:
         """A valid index with the same definition, or that of an earlier release; its name and parameters may differ."""
-        for definition in index_definitions(statement):
+        return self._index(statement, index_definitions(statement))
+
+    def earlier_index_for(self, statement: Statement) -> Index | None:
+        """A valid index that only an earlier release would build."""
+        return self._index(statement, index_definitions(statement)[1:])
+
+    def _index(self, statement: Statement, definitions: Sequence[str]) -> Index | None:
+        for definition in definitions:
             for index in self.indexes:
                 if (
                     index.table == statement.table
@@ -327,7 +335,7 @@ def _function(row: asyncpg.Record) -> Function:
     printed = row["definition"] or ""
     head = printed.partition("\nAS $")[0].removeprefix(f"CREATE OR REPLACE FUNCTION public.{row['name']}")
     definition = function_definition(head, row["body"])
-    return Function(row["name"], row["signature"], row["owner"], definition, row["public"])
+    return Function(row["name"], row["signature"], row["owner"], definition, row["public"], row["executable"])
 
 
 async def _version(
@@ -406,7 +414,8 @@ _FUNCTIONS: Final = """
            pg_get_userbyid(f.proowner)::text AS owner, f.prosrc AS body,
            CASE f.prokind WHEN 'f' THEN pg_get_functiondef(f.oid) END AS definition,
            EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a
-                   WHERE a.grantee = 0) AS public
+                   WHERE a.grantee = 0) AS public,
+           has_function_privilege(f.oid, 'EXECUTE') AS executable
     FROM pg_proc f
     WHERE f.pronamespace = 'public'::regnamespace AND f.proname = ANY ($1::text[])
     ORDER BY f.proname, signature

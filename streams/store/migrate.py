@@ -36,7 +36,6 @@ from streams.store.reference import (
     InvalidReference,
     Kind,
     Statement,
-    normalized_index,
     reference,
     replaced_functions,
     steps,
@@ -189,6 +188,8 @@ class _Migration:
         if prune:
             await self._prune()
         await self._check_complete()
+        self.runner.phase("notes")
+        await self._note_earlier_indexes()
         await self._note_creators(actor)
         await self._note_other_triggers()
 
@@ -332,12 +333,12 @@ class _Migration:
     async def _indexes(self, *, early: bool) -> None:
         catalog = await self._catalog()
         for statement in self._statements:
-            if statement.kind == "index" and (statement.file[:3] <= _LAST_EARLY_FILE) == early:
-                found = catalog.index_for(statement)
-                if found is None:
-                    await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
-                elif found.definition != normalized_index(statement.definition):
-                    self.runner.say(_newer_index(found, statement))
+            if (
+                statement.kind == "index"
+                and (statement.file[:3] <= _LAST_EARLY_FILE) == early
+                and catalog.index_for(statement) is None
+            ):
+                await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
 
     async def _policies(self) -> None:
         self.runner.phase("policies")
@@ -424,6 +425,14 @@ class _Migration:
                 " rows, run VACUUM FULL public.document_chunks; (locks the table)"
             )
 
+    async def _note_earlier_indexes(self) -> None:
+        catalog = await self._catalog()
+        for statement in self._statements:
+            if statement.kind == "index" and (earlier := catalog.earlier_index_for(statement)) is not None:
+                self.runner.say(
+                    _earlier_index(earlier, statement, replaced=catalog.index_for(statement) != earlier)
+                )
+
     async def _note_creators(self, actor: prerequisites.Actor) -> None:
         for role in await prerequisites.creators(self.runner.connection, actor.owner):
             self.runner.say(
@@ -454,12 +463,20 @@ def _require_version(catalog: Catalog, actor: prerequisites.Actor) -> None:
         )
 
 
-def _newer_index(found: Index, statement: Statement) -> str:
+def _earlier_index(earlier: Index, statement: Statement, *, replaced: bool) -> str:
     """A new index may take hours to build, so the operator chooses when."""
     create = statement.sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+    drop = f"DROP INDEX CONCURRENTLY public.{quoted(earlier.name)};"
+    if replaced:
+        return (
+            f"note: only workers of an earlier release still need the index {earlier.name} of {statement.table}. When"
+            f" all of them are stopped, drop it:\n{drop}"
+        )
     return (
-        f"note: the index {found.name} of {statement.table} still works, but this release's is half as large and finds"
-        f" more of the nearest rows. To replace it:\n{create};\nDROP INDEX CONCURRENTLY public.{quoted(found.name)};"
+        f"note: the index {earlier.name} of {statement.table} still works, but this release's is half as large and"
+        f" finds more of the nearest rows. Build it:\n{create};\n"
+        f"When all workers of the earlier release are stopped, drop the old one. Without it, their searches scan the"
+        f" table:\n{drop}"
     )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "Kind",
     "Statement",
     "check_setting_name",
+    "executable_functions",
     "function_definition",
     "function_names",
     "index_definitions",
@@ -199,6 +200,16 @@ def readable_columns(statements: Iterable[Statement]) -> dict[str, list[str]]:
     """The columns that a worker reads, by table."""
     found = (_READ.match(statement.sql) for statement in statements if statement.kind == "grant")
     return {match["table"]: re.findall(r"\w+", match["columns"]) for match in found if match}
+
+
+def executable_functions(statements: Iterable[Statement]) -> set[str]:
+    """The functions that a worker calls, and those that these call with its rights."""
+    return {
+        name
+        for statement in statements
+        if statement.kind == "grant" and statement.sql.startswith("GRANT EXECUTE ON FUNCTION")
+        for name in re.findall(r"public\.(\w+)\(", statement.sql)
+    }
 
 
 _READ: Final = re.compile(

@@ -5,6 +5,7 @@ from typing import Final
 from streams.store.catalog import quoted
 from streams.store.findings import MIGRATE, Finding
 from streams.store.prerequisites import creators
+from streams.store.reference import executable_functions
 from streams.store.view import StoreView
 
 __all__ = ["privileges", "role_is_harmless"]
@@ -88,14 +89,12 @@ async def privileges(view: StoreView) -> list[Finding]:
         missing = [column for column in columns if (table, column) not in allowed]
         if table in view.oids and missing:
             what = table if len(missing) == len(columns) else f"{table} ({', '.join(missing)})"
-            findings.append(
-                Finding(
-                    "privileges",
-                    "unready",
-                    f"role {view.role} may not read {what}",
-                    f"GRANT anabranch_reader TO {quoted(view.role)}; (if it already has that role, run {MIGRATE})",
-                )
-            )
+            findings.append(_lacks(view, f"read {what}"))
+    called = executable_functions(view.reference)
+    # Of all signatures: those that an older release's workers call are granted too.
+    forbidden = {function.name for function in view.catalog.functions if not function.executable} & called
+    if forbidden:
+        findings.append(_lacks(view, f"execute {', '.join(sorted(forbidden))}"))
     findings += [*await _principals(view), *await _writable(view), *await _partitions(view)]
     for creator in await creators(view.connection, view.catalog.owner or ""):
         findings.append(
@@ -107,6 +106,11 @@ async def privileges(view: StoreView) -> list[Finding]:
             )
         )
     return findings
+
+
+def _lacks(view: StoreView, right: str) -> Finding:
+    remedy = f"GRANT anabranch_reader TO {quoted(view.role)}; (if it already has that role, run {MIGRATE})"
+    return Finding("privileges", "unready", f"role {view.role} may not {right}", remedy)
 
 
 async def _principals(view: StoreView) -> list[Finding]:

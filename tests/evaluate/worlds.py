@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-import asyncpg
 import numpy as np
 import numpy.typing as npt
-from pgvector.asyncpg import register_vector
 
+from streams.bench.world import CHUNKS_PER_DOCUMENT, fill, unit
+from streams.bench.world import base as collection
 from streams.core.messages import Filters
 from tests.conftest import Database
 
@@ -25,7 +25,6 @@ __all__ = ["CRANFIELD", "EVERYBODY", "SHARES", "SIZE", "Base", "Cell", "World", 
 
 CRANFIELD: Final = Path(__file__).resolve().parents[3] / "shared" / "data" / "cranfield"
 SIZE: Final = 50_000
-CHUNKS_PER_DOCUMENT: Final = 10
 SHARES: Final[Mapping[str, float]] = {"50": 0.5, "10": 0.1, "1": 0.01, "0.1": 0.001}
 # A principal who is in every set.
 EVERYBODY: Final = "group:everybody"
@@ -34,6 +33,10 @@ FEW, MANY = "group:few", "group:many"
 
 _NOISE: Final = 0.6
 _LONG_AS_A_PASSAGE: Final = "The boundary layer thickens downstream of the leading edge. " * 12
+_CHUNK_COLUMNS: Final = (
+    "id", "document_id", "session_id", "related_topic_ids", "chunk_type", "chunk_position", "text_content", "section",
+    "embedding",
+)  # fmt: skip
 
 Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -206,17 +209,16 @@ _FILTERS: Final = {
 def base(seed: int) -> Base:
     """Cranfield's real vectors where they are; elsewhere clusters that are made up."""
     if CRANFIELD.is_dir():
+        found = collection(CRANFIELD)
         return Base(
-            "Cranfield (1,686 chunks and 225 queries, all-mpnet-base-v2)",
-            _unit(np.load(CRANFIELD / "chunk_embeddings.npy").astype(np.float32)),
-            _unit(np.load(CRANFIELD / "query_embeddings.npy").astype(np.float32)),
+            "Cranfield (1,686 chunks and 225 queries, all-mpnet-base-v2)", found.vectors, found.queries
         )
     rng = np.random.default_rng(seed)
-    centres = _unit(rng.normal(size=(60, 768)) + 3 * rng.normal(size=(1, 768)))
+    centres = unit(rng.normal(size=(60, 768)) + 3 * rng.normal(size=(1, 768)))
 
     def around(count: int) -> Vectors:
         noise = rng.normal(size=(count, 768)) * 0.7 / np.sqrt(768)
-        return _unit(centres[rng.integers(0, len(centres), count)] + noise)
+        return unit(centres[rng.integers(0, len(centres), count)] + noise)
 
     return Base("made-up clusters: Cranfield is not beside the checkout", around(1700), around(225))
 
@@ -226,7 +228,7 @@ def grow(of: Base, seed: int, *, correlated: bool) -> World:
     rng = np.random.default_rng([seed, int(correlated)])
     origin = rng.integers(0, len(of.vectors), SIZE)
     noise = rng.normal(size=(SIZE, 768)).astype(np.float32) * np.float32(_NOISE / np.sqrt(768))
-    vectors = _unit(of.vectors[origin] + noise)
+    vectors = unit(of.vectors[origin] + noise)
     documents = SIZE // CHUNKS_PER_DOCUMENT
     if correlated:
         vectors = vectors[np.argsort(-(vectors @ of.vectors[7]), kind="stable")]
@@ -260,80 +262,37 @@ def grow(of: Base, seed: int, *, correlated: bool) -> World:
 
 async def load(world: World, database: Database) -> None:
     """Write a world into a migrated database."""
-    connection = await asyncpg.connect(database.admin)
-    try:
-        await register_vector(connection)
-        # Filled first, indexed then, as one would load a store; by the definition that was shipped.
-        hnsw = await connection.fetchval(
-            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
-        )
-        await connection.execute("DROP INDEX document_chunks_embedding_halfvec")
-        await _documents(connection, world)
-        await _chunks(connection, world)
-        await connection.execute("SET maintenance_work_mem = '1GB'")
-        await connection.execute(hnsw)
-        await connection.execute("VACUUM ANALYZE")
-    finally:
-        await connection.close()
-
-
-async def _documents(connection: asyncpg.Connection, world: World) -> None:
-    await connection.copy_records_to_table(
-        "documents",
-        columns=["id", "session_id", "title", "source_url", "document_type", "metadata"],
-        records=[
+    sessions = [session_id(label) for label in world.sessions]
+    await fill(
+        database.admin,
+        documents=(
             (
                 document_id,
-                session_id(world.sessions[number]),
+                sessions[number],
                 f"Document {number}",
                 f"{prefix(world.prefixes[number])}{number}",
                 world.document_types[number],
                 dumps({"class": world.classes[number], "number": number}),
             )
             for number, document_id in enumerate(world.document_ids)
-        ],
+        ),
+        readers=((id_, world.readers(number)) for number, id_ in enumerate(world.document_ids)),
+        chunk_columns=_CHUNK_COLUMNS,
+        chunks=(
+            (
+                chunk_id,
+                world.document_ids[number // CHUNKS_PER_DOCUMENT],
+                sessions[number // CHUNKS_PER_DOCUMENT],
+                [topic_id(keeps) for keeps, mask in world.topics.items() if mask[number]],
+                "theory",
+                number % CHUNKS_PER_DOCUMENT,
+                f"{number}. {_LONG_AS_A_PASSAGE}",
+                world.sections[number],
+                world.vectors[number],
+            )
+            for number, chunk_id in enumerate(world.chunk_ids)
+        ),
     )
-    await connection.copy_records_to_table(
-        "document_grants",
-        columns=["document_id", "principal"],
-        records=[
-            (document_id, reader)
-            for number, document_id in enumerate(world.document_ids)
-            for reader in world.readers(number)
-        ],
-    )
-
-
-async def _chunks(connection: asyncpg.Connection, world: World) -> None:
-    for first in range(0, SIZE, 5000):
-        await connection.copy_records_to_table(
-            "document_chunks",
-            columns=[
-                "id",
-                "document_id",
-                "session_id",
-                "related_topic_ids",
-                "chunk_type",
-                "chunk_position",
-                "text_content",
-                "section",
-                "embedding",
-            ],
-            records=[
-                (
-                    world.chunk_ids[number],
-                    world.document_ids[number // CHUNKS_PER_DOCUMENT],
-                    session_id(world.sessions[number // CHUNKS_PER_DOCUMENT]),
-                    [topic_id(keeps) for keeps, mask in world.topics.items() if mask[number]],
-                    "theory",
-                    number % CHUNKS_PER_DOCUMENT,
-                    f"{number}. {_LONG_AS_A_PASSAGE}",
-                    world.sections[number],
-                    world.vectors[number],
-                )
-                for number in range(first, first + 5000)
-            ],
-        )
 
 
 def _labels(order: npt.NDArray[np.intp]) -> npt.NDArray[np.object_]:
@@ -345,8 +304,3 @@ def _labels(order: npt.NDArray[np.intp]) -> npt.NDArray[np.object_]:
         labels[order[first:end]] = label
         first = end
     return labels
-
-
-def _unit(vectors: npt.NDArray[Any]) -> Vectors:
-    unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return unit

@@ -3,13 +3,13 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
 
 from benchmarks import gate
+from benchmarks.gate import Round, Shares, shares_of, verdict
 from benchmarks.goals import Goal
 from benchmarks.peers.plain import PlainStore, interleave
 from streams.bench.worker import RECORD, read_records
@@ -69,9 +69,15 @@ def test_events_differ_only_in_their_id(world: World) -> None:
 def test_records_are_read_up_to_the_last_whole_one(tmp_path: Path) -> None:
     file, event_id = tmp_path / "records", uuid4()
     assert read_records(file) == []
-    file.write_bytes(RECORD.pack(event_id.bytes, 0.3, 0.2, 0.1) + b"half")
+    file.write_bytes(RECORD.pack(event_id.bytes, 0.3, 0.2, 0.1, 0.05) + b"half")
     [event] = read_records(file)
-    assert (event.event_id, event.duration, event.search, event.slower_arm) == (event_id, 0.3, 0.2, 0.1)
+    assert (event.event_id, event.duration, event.search, event.slower_arm, event.publish) == (
+        event_id,
+        0.3,
+        0.2,
+        0.1,
+        0.05,
+    )
 
 
 @pytest.mark.parametrize("lengths", [(9, 9), (2, 9), (0, 9), (9, 3), (0, 0)])
@@ -92,18 +98,38 @@ def test_plain_principals_are_a_list_or_an_array() -> None:
     assert json.loads(PlainStore(json=True).principals(["user:1", "group:2"])) == ["user:1", "group:2"]
 
 
+RECORDED = {"cpu": 0.4, "latency": 0.2}
+
+
 def test_the_gate_allows_a_quarter() -> None:
-    recorded = SimpleNamespace(**json.loads(gate.RECORDED.read_text()))
-    assert not gate.missed(gate.Shares(recorded.cpu, recorded.latency))
-    assert not gate.missed(gate.Shares(0.76 * recorded.cpu, 0.76 * recorded.latency))
-    for name in ("cpu", "latency"):
-        shares = gate.Shares(**{**vars(recorded), name: 0.74 * getattr(recorded, name)})
-        [line] = gate.missed(shares)
-        assert line.startswith(f"{name}: ")
+    assert verdict(Shares(0.4, 0.2), 0.1, RECORDED) == []
+    assert verdict(Shares(0.301, 0.151), 0.149, RECORDED) == []
+
+
+@pytest.mark.parametrize("low", [0.74, 0.0, float("nan")])
+@pytest.mark.parametrize("name", ["cpu", "latency"])
+def test_the_gate_fails_below_a_quarter(name: str, low: float) -> None:
+    [line] = verdict(Shares(**{**RECORDED, name: low * RECORDED[name]}), 0.1, RECORDED)
+    assert line.startswith(f"{name}: the pipeline reaches {low * RECORDED[name]:.3f} of the ceiling")
+
+
+@pytest.mark.parametrize("delayed", [0.151, 0.2, float("nan")])
+def test_the_gate_fails_if_it_does_not_notice_the_delay(delayed: float) -> None:
+    [line] = verdict(Shares(0.4, 0.2), delayed, RECORDED)
+    assert line.startswith("the gate does not notice 2 ms more for each event")
+
+
+def test_a_busy_round_changes_no_share() -> None:
+    quiet = Round(ceiling_cpu=200, cpu=400, ceiling_seconds=0.001, seconds=0.004, delayed_seconds=0.008)
+    busy = Round(ceiling_cpu=900, cpu=900, ceiling_seconds=0.001, seconds=0.1, delayed_seconds=0.001)
+    for rounds in ([quiet], [busy, quiet, quiet], [quiet, quiet, busy]):
+        assert shares_of(rounds) == (Shares(cpu=0.5, latency=0.25), 0.125)
 
 
 def test_every_share_is_recorded() -> None:
-    assert json.loads(gate.RECORDED.read_text()).keys() == asdict(gate.Shares(0, 0)).keys()
+    recorded = json.loads(gate.RECORDED.read_text())
+    assert recorded.keys() == asdict(Shares(0, 0)).keys()
+    assert verdict(Shares(**recorded), 0.0, recorded) == []
 
 
 @pytest.mark.parametrize(

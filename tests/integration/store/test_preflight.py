@@ -24,6 +24,14 @@ CHECKS = {
     "isolation", "schema", "functions", "triggers", "storage", "indexes",
 }  # fmt: skip
 
+# The functions that searches call, and those that these call.
+SEARCHING = {
+    "anabranch_search", "anabranch_search_passages", "anabranch_passages", "anabranch_sizes",
+    "anabranch_search_exactly", "anabranch_search_index", "anabranch_scope_size", "anabranch_filtered_scope",
+    "anabranch_has_metadata", "anabranch_act_as", "anabranch_require_row_security",
+    "anabranch_metadata_text", "anabranch_merged_metadata", "anabranch_metadata_entry",
+}  # fmt: skip
+
 
 async def findings(dsn: str, *, setting: str = SETTING) -> list[Finding]:
     async with connected(dsn) as connection:
@@ -93,6 +101,10 @@ async def test_a_migrated_store_is_fine(database: Database) -> None:
          "resolves documents to worker.documents"),
         ("REVOKE SELECT (title) ON documents FROM anabranch_reader", "privileges", "unready", "may not read documents (title)"),
         ("REVOKE ALL ON SCHEMA public FROM PUBLIC, anabranch_reader", "privileges", "unready", "may not use schema public"),
+        *((f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC, anabranch_reader", "privileges", "unready", f"may not execute {function}")
+          for function in sorted(SEARCHING)),
+        ("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC, anabranch_reader", "privileges", "unready",
+         f"may not execute {', '.join(sorted(SEARCHING))}"),
         ("DELETE FROM anabranch_schema; INSERT INTO anabranch_schema VALUES (1, 1)", "schema", "unready", "schema version is 1, older than"),
         ("INSERT INTO anabranch_schema VALUES (3, 3)", "schema", "refused", "supports workers of version 3 and later"),
         ("REVOKE SELECT ON anabranch_schema FROM anabranch_reader", "schema", "unready", "may not read the schema version"),
@@ -178,6 +190,7 @@ async def test_columns_of_a_narrower_type_are_accepted(database: Database) -> No
         "ALTER TABLE document_chunks DROP COLUMN page",
         "CREATE POLICY open ON documents USING (true)",
         "REVOKE SELECT (title) ON documents FROM anabranch_reader",
+        "REVOKE EXECUTE ON FUNCTION anabranch_search_index FROM anabranch_reader",
         "DROP INDEX document_chunks_embedding_halfvec",
         "ALTER TABLE document_chunks ALTER embedding SET STORAGE EXTERNAL",
     ],
