@@ -65,6 +65,7 @@ def render_compose(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., di
     if docker and _run([docker, "compose", "version"]).returncode == 0:
         # Nobody's .env: what is tested are the defaults.
         command = [docker, "compose", "--project-directory", str(ROOT), "--env-file", os.devnull]
+        command += ["--profile", "*"]
         before, after = [*command, "--file"], ["config", "--format", "json"]
     elif compose_go:
         before, after = [compose_go, "-format", "json"], []
