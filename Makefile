@@ -24,7 +24,7 @@ SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fre
 .PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas wheel lock sbom k8s-rules clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with sample questions
 	@$(BIN)/anabranch demo
