@@ -261,7 +261,8 @@ def _partitions(render_kubernetes: Render) -> int:
         for manifest in render_kubernetes("jobs")
         if manifest["kind"] == "Job" and "topics" in manifest["metadata"]["name"]
     )
-    return int(re.search(r"--partitions=(\d+)", " ".join(arguments))[1])  # type: ignore[index]
+    (partitions,) = re.findall(r"--partitions=(\d+)", " ".join(arguments))
+    return int(partitions)
 
 
 def test_keda_counts_what_the_workers_count(
