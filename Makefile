@@ -21,10 +21,10 @@ BENCH_ARGS ?=
 SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas wheel lock sbom clean
+.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas wheel lock sbom k8s-rules clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with sample questions
 	@$(BIN)/anabranch demo
@@ -72,6 +72,9 @@ docs-links: $(VENV)/.docs ## Check the external links of the documentation
 
 schemas: $(VENV)/.demo ## Derive the Avro schemas from the JSON contracts
 	$(BIN)/anabranch contract derive
+
+k8s-rules: ## Write the rules of Prometheus as a PrometheusRule for Kubernetes
+	k8s/components/prometheusrule/generate > k8s/components/prometheusrule/prometheusrule.yaml
 
 wheel: $(VENV)/.test ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -9,6 +9,9 @@
 --
 --   WORKER_PASSWORD=... INGESTION_PASSWORD=... psql --no-psqlrc -v ON_ERROR_STOP=1 -f k8s/postgres/roles.sql "$ADMIN_URI"
 --
+-- With MONITORING_PASSWORD, it also creates anabranch_monitoring for postgres_exporter: a member of pg_monitor, which reads
+-- statistics and settings and no table. Granting that takes a superuser or a role with ADMIN on pg_monitor.
+--
 -- Passwords come from the environment: on a command line they would show in the process list.
 
 \set ON_ERROR_STOP on
@@ -16,8 +19,10 @@
 
 \unset worker_password
 \unset ingestion_password
+\unset monitoring_password
 \getenv worker_password WORKER_PASSWORD
 \getenv ingestion_password INGESTION_PASSWORD
+\getenv monitoring_password MONITORING_PASSWORD
 
 -- An unset variable would become a syntax error that quotes the statement; an empty password would lock the role out.
 \if :{?worker_password}
@@ -27,6 +32,10 @@
 \if :{?ingestion_password}
 \else
     \set ingestion_password ''
+\endif
+\if :{?monitoring_password}
+\else
+    \set monitoring_password ''
 \endif
 
 BEGIN;
@@ -59,5 +68,14 @@ GRANT anabranch_reader TO anabranch_worker;
 -- The back end that writes documents, chunks and grants.
 ALTER ROLE anabranch_ingestion LOGIN PASSWORD :'ingestion_password';
 GRANT anabranch_writer TO anabranch_ingestion;
+
+SELECT :'monitoring_password' <> '' AS monitoring_wanted \gset
+\if :monitoring_wanted
+    SELECT 'CREATE ROLE anabranch_monitoring'
+    WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anabranch_monitoring') \gexec
+    -- A scrape uses one connection; a limit keeps a hanging exporter from taking those of the workers.
+    ALTER ROLE anabranch_monitoring LOGIN CONNECTION LIMIT 5 PASSWORD :'monitoring_password';
+    GRANT pg_monitor TO anabranch_monitoring;
+\endif
 
 COMMIT;

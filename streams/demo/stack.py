@@ -1,7 +1,6 @@
 """The demo's components, started in order of their dependencies, and stopped by process id."""
 
 import asyncio
-import json
 import os
 import secrets
 import socket
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from pgvector.asyncpg import register_vector
 
 from streams.broker.topics import create_topics, topic_specs
+from streams.demo.corpus import load_corpus
 from streams.embedded.broker import EmbeddedBroker
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.sample import Corpus
 from streams.settings import Settings, load
 from streams.store.migrate import migrate
 
-__all__ = ["DemoError", "Stack", "demo_settings", "load_corpus", "start_stack", "worker_environment"]
+__all__ = ["DemoError", "Stack", "demo_settings", "start_stack", "worker_environment"]
 
 # The embedded broker answers a join only after the rebalance timeout; a real one as soon as all members have joined.
 _REBALANCE_TIMEOUT_SECONDS = 2
@@ -155,55 +154,6 @@ async def _create_login(admin_dsn: str, password: str) -> None:
             password,
         )
         await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-async def load_corpus(admin_dsn: str, corpus: Corpus) -> None:
-    """Write the corpus as a back end would, as anabranch_writer."""
-    connection = await asyncpg.connect(admin_dsn)
-    try:
-        await register_vector(connection)
-        await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
-        async with connection.transaction():
-            await connection.execute("SET LOCAL ROLE anabranch_writer")
-            await connection.executemany(
-                "INSERT INTO documents (id, session_id, title, source_url, file_description, document_type, metadata)"
-                " VALUES ($1, $2, $3, $4, $5, $6, $7)",
-                [
-                    (
-                        d.id,
-                        d.session_id,
-                        d.title,
-                        d.source_url,
-                        d.file_description,
-                        d.document_type,
-                        d.metadata,
-                    )
-                    for d in corpus.documents
-                ],
-            )
-            # Grants before chunks, so that each chunk is written only once, with its final access set.
-            await connection.executemany(
-                "INSERT INTO document_grants (document_id, principal) VALUES ($1, $2)",
-                [(grant.document_id, grant.principal) for grant in corpus.grants],
-            )
-            await connection.executemany(
-                "INSERT INTO document_chunks (id, document_id, session_id, parent_chunk_id, related_topic_ids,"
-                " chunk_type, chunk_position, text_content, token_count, page, section, coordinates, metadata,"
-                " embedding) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
-                [
-                    (
-                        c.id, c.document_id, c.session_id, c.parent_chunk_id, list(c.related_topic_ids),
-                        c.chunk_type, c.chunk_position, c.text_content, c.token_count, c.page, c.section,
-                        c.coordinates, c.metadata, corpus.chunk_embedding(c),
-                    )
-                    for c in corpus.chunks
-                ],
-            )  # fmt: skip
-        await connection.execute(
-            "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
-        )
     finally:
         await connection.close()
 

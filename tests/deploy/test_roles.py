@@ -108,6 +108,26 @@ def test_without_a_password_nothing_happens(psql: Psql, environment: dict[str, s
     assert "WORKER_PASSWORD and INGESTION_PASSWORD must both be set" in result.stderr
 
 
+def test_monitoring_is_optional(granted: Psql) -> None:
+    count = "--command=SELECT count(*) FROM pg_roles WHERE rolname = 'anabranch_monitoring'"
+    assert granted(count).stdout.strip() == "0"
+    for _ in range(2):
+        result = granted(
+            "--file=k8s/postgres/roles.sql",
+            WORKER_PASSWORD=WORKER,
+            INGESTION_PASSWORD=INGESTION,
+            MONITORING_PASSWORD="m'onitoring",
+        )
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    seen = granted(
+        "--command=SELECT rolconnlimit, pg_has_role('pg_monitor', 'USAGE'), rolsuper FROM pg_roles"
+        " WHERE rolname = current_user",
+        user="anabranch_monitoring",
+        password="m'onitoring",
+    )
+    assert (seen.returncode, seen.stdout.strip()) == (0, "5|t|f"), seen.stderr
+
+
 def test_before_migrate_it_fails_and_leaves_nothing(psql: Psql) -> None:
     assert psql("--command=CREATE DATABASE other").returncode == 0
     assert psql("--command=ALTER ROLE anabranch_writer RENAME TO elsewhere").returncode == 0

