@@ -424,12 +424,16 @@ class Arena:
             figures.recall = self.recall_of(workload, measured)
         return figures
 
+    def question(self, workload: Workload, number: int) -> Question:
+        """What the event with a number asks."""
+        asked = self.questions[workload]
+        return asked[number % len(asked)]
+
     def recall_of(self, workload: Workload, measured: Measured) -> dict[str, float]:
         """Recall of the results of a measurement."""
-        asked = self.questions[workload]
         found = []
         for key, value in list(measured.results.items())[:_RECALL_RESULTS]:
-            question = asked[measured.numbers[key] % len(asked)]
+            question = self.question(workload, measured.numbers[key])
             if value.startswith(b"{"):
                 ids = [UUID(passage["id"]) for passage in json.loads(value)["results"]]
             else:
