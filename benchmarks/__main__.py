@@ -21,7 +21,8 @@ from rich.console import Console
 
 from benchmarks.contestants import Arena, Figures, Tuning, at, sweep
 from benchmarks.goals import Goal, goals_of, show_goals, table_of
-from streams.bench.stack import BenchError, open_stack
+from streams.bench import BenchError
+from streams.bench.stack import open_stack
 from streams.bench.worker import RecordedEvent, read_records
 from streams.bench.world import Question, Workload, base, grow
 
@@ -324,7 +325,7 @@ class Benchmark:
 
 
 def fan_out_ratios(answered: Iterable[tuple[Question, RecordedEvent]]) -> list[float]:
-    """Search time to the slower arm, of the events with two arms; with one arm, it is about 1 whatever the fan-out does."""
+    """Search time to the slower arm, of the events with two arms; with one arm, it is always about 1."""
     return [event.search / event.slower_arm for question, event in answered if question.kind == "chat"]
 
 

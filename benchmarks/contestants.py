@@ -21,10 +21,11 @@ from benchmarks import peer_store
 from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
 from streams import resources
+from streams.bench import BenchError
 from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
 from streams.bench.cpu import CpuMeter
 from streams.bench.generator import Generator, Measured
-from streams.bench.stack import PRINCIPALS_SETTING, BenchError, Stack, Topics
+from streams.bench.stack import PRINCIPALS_SETTING, Stack, Topics
 from streams.bench.world import EventFactory, Question, Workload, World, exact, load, questions
 from streams.wire import Codec
 
