@@ -42,6 +42,8 @@ _PLANS: Final = ("auto", "force_custom_plan")
 _EF_SEARCH: Final = (40, 60, 100, 200, 400, 800, 1000)
 # A peer reaches our recall if it is this close.
 _EQUAL: Final = 0.002
+# What the pipeline's vector index is on.
+_NEAREST: Final = "(l2_normalize(c.embedding)::halfvec(768)) <=> $1::halfvec(768)"
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,6 @@ class Arena:
         }
         self.best = {id(question): exact(world, question) for question in mixed}
         self.recall: dict[str, dict[str, float]] = {}
-        self._nearest = "c.embedding <=> $1"
         self._topics: dict[str, Topics] = {}
 
     @property
@@ -145,20 +146,12 @@ class Arena:
         await self.stack.create_store(_STORE)
         facts = {"index seconds": await load(self.world, self.stack.admin_dsn(_STORE))}
         connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
-        definition = await connection.fetchval(
-            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
-        )
         facts["index bytes"] = await connection.fetchval(
             "SELECT pg_relation_size('document_chunks_embedding_halfvec')"
         )
         if peers:
             await connection.execute(f"CREATE DATABASE {_PEERS}")
         await connection.close()
-        if "halfvec" in definition:
-            self._nearest = (
-                f"(l2_normalize(c.embedding)::halfvec({self.world.vectors.shape[1]}))"
-                f" <=> $1::halfvec({self.world.vectors.shape[1]})"
-            )
         if peers:
             sets = await peer_store.load(self.world, self.stack.admin_dsn(_PEERS))
             self._sets_file.write_text(json.dumps(sets), encoding="utf-8")
@@ -170,7 +163,7 @@ class Arena:
             self._save_events(workload, asked)
             self.recall.setdefault("ceiling", {}).update(
                 mean_recall(
-                    (question, self.best[id(question)], answer.chunk_ids)
+                    (question, self.best[id(question)], answer)
                     for question, answer in zip(asked, recording.answers, strict=True)
                 )
             )
@@ -183,7 +176,7 @@ class Arena:
 
     async def _record(self, asked: Sequence[Question]) -> Recording:
         queries = [question.event() for question in asked]
-        return await record(self.worker_dsn, queries)
+        return await record(self.stack.worker_settings(_STORE), queries)
 
     def meter(self) -> CpuMeter:
         return CpuMeter(self.stack.processes)
@@ -228,10 +221,12 @@ class Arena:
         warm_up: float,
         role: str = "bench_worker",
     ) -> LoopResult:
+        settings = self.stack.worker_settings(_STORE)
         job = Job(
             dsn=self.stack.dsn(role, _STORE),
             recording=str(self._file(recording)),
             connections=tuning.concurrency,
+            statement_cache_size=settings.anabranch_statement_cache_size,
             warm_up=warm_up,
             seconds=seconds,
             processes={"postgres": self.stack.postgres.pid},
@@ -246,7 +241,7 @@ class Arena:
             chunks="public.document_chunks",
             documents="public.documents",
             topics="c.related_topic_ids",
-            nearest=self._nearest,
+            nearest=_NEAREST,
             setting=PRINCIPALS_SETTING,
             json=True,
         )
