@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks import peer_store
 from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
+from benchmarks.unguarded import create_unguarded_functions, unguarded
 from streams import resources
 from streams.bench import BenchError
 from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
@@ -172,6 +173,16 @@ class Arena:
         self._save_events("mixed", self.questions["mixed"])
         for name, asked in (("auditors", self.auditors), ("small", self.small)):
             self._save(name, (await self._record(asked)).events)
+        await create_unguarded_functions(
+            self.stack.admin_dsn(_STORE), "bench_unguarded", principals_setting=PRINCIPALS_SETTING
+        )
+        self._save(
+            "auditors-unguarded",
+            [
+                [replace(statement, sql=unguarded(statement.sql)) for statement in event]
+                for event in self._load("auditors")
+            ],
+        )
         return facts
 
     async def _record(self, asked: Sequence[Question]) -> Recording:
@@ -193,25 +204,10 @@ class Arena:
         return await self._ceiling("small", Tuning(1), seconds, warm_up)
 
     async def guarded(self, seconds: float, *, unguarded: bool) -> LoopResult:
-        """The ceiling by a caller who may read everything, one event at a time: as a worker, or without policies."""
+        """The ceiling by a caller who may read everything, one at a time: as a worker, or without access control."""
         if not unguarded:
             return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_worker")
-        # The searches refuse a role that row-level security does not apply to.
-        connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
-        try:
-            check = await connection.fetchval(
-                "SELECT pg_get_functiondef('public.anabranch_require_row_security()'::regprocedure)"
-            )
-            await connection.execute(
-                "CREATE OR REPLACE FUNCTION public.anabranch_require_row_security() RETURNS void"
-                " LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS 'BEGIN END'"
-            )
-            try:
-                return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_unguarded")
-            finally:
-                await connection.execute(check)
-        finally:
-            await connection.close()
+        return await self._ceiling("auditors-unguarded", Tuning(1), seconds, _WARM_UP, "bench_unguarded")
 
     async def _ceiling(
         self,

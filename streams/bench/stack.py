@@ -160,7 +160,7 @@ class Stack:
         )
 
     async def create_roles(self) -> None:
-        """A worker's role, and one that sees every row, to measure what access control costs."""
+        """A worker's role, and one that bypasses row-level security, to measure what access control costs."""
         await self._execute(
             f"""CREATE ROLE anabranch_reader NOLOGIN; CREATE ROLE anabranch_writer NOLOGIN;
             CREATE ROLE bench_worker LOGIN PASSWORD '{self._password}' IN ROLE anabranch_reader;
