@@ -6,11 +6,12 @@ run, or what to select from them. `streams.store.error_translation` translates e
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -26,6 +27,8 @@ from streams.store.replication import LAG_SECONDS, LagLimit, ReplicaConnection, 
 from streams.store.vector_index import VectorIndex, read_vector_index
 
 __all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -59,6 +62,11 @@ _SQL = {
 _CANCEL_SECONDS = 1.0
 # A server has read a statement after this time.
 _CANCEL_DELAY_SECONDS = 0.1
+
+# A search ends before this time has passed after its deadline, unless its worker has disappeared.
+_BACKSTOP_SECONDS = 1.0
+# How often a server checks during a statement whether the client is still connected.
+_CLIENT_CHECK_MS = 250
 
 # A connection acquired from a pool.
 PooledConnection = asyncpg.pool.PoolConnectionProxy
@@ -98,6 +106,7 @@ class PostgresStore:
         self._lag_limit = LagLimit(max_replication_lag_seconds)
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
+        self._accepts_limits = True
         self._closing: set[asyncio.Task[None]] = set()
         self._pool: asyncpg.Pool | None = None
 
@@ -113,8 +122,33 @@ class PostgresStore:
             reset=_nothing_to_reset,
             timeout=self._timeout,
             statement_cache_size=self._statement_cache_size,
-            server_settings={"application_name": "anabranch"},
+            connect=self._connect,
         )
+
+    async def _connect(self, *args: Any, **options: Any) -> asyncpg.Connection:
+        """Connect, and let the server itself end a statement that nobody can cancel any more, if it accepts that.
+
+        A pooler may reject these settings. They hold for statements that begin later, so a search cannot make them.
+        """
+        name = {"application_name": "anabranch"}
+        limits = {
+            "statement_timeout": str(math.ceil(1000 * (self._timeout + _BACKSTOP_SECONDS))),
+            "client_connection_check_interval": str(_CLIENT_CHECK_MS),
+        }
+        if self._accepts_limits:
+            try:
+                return await asyncpg.connect(*args, server_settings=name | limits, **options)
+            except (
+                asyncpg.ProtocolViolationError,
+                asyncpg.InvalidParameterValueError,
+                asyncpg.UndefinedObjectError,
+            ):
+                self._accepts_limits = False
+                logger.warning(
+                    "the database server does not accept statement_timeout and client_connection_check_interval"
+                    " when a connection is opened; behind a pooler, set them for the worker's role"
+                )
+        return await asyncpg.connect(*args, server_settings=name, **options)
 
     async def _initialize(self, connection: asyncpg.Connection) -> None:
         """Read the vector index, and load all types that statements use.

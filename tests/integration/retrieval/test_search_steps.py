@@ -183,15 +183,15 @@ async def search(
     [
         pytest.param((1000, 20_000, 15, 20_000), (0, 300 + 300, 15, False), id="1: well below"),
         pytest.param((60, 20_000, 15, 20_000), (0, 300 + 300, 15, False), id="1: at five times the bound"),
-        pytest.param((60, 299, 15, 20_000), (2, 300 + 300, 15, False), id="4: the smaller bound is at most the larger"),
+        pytest.param((60, 299, 15, 20_000), (2, 300, 15, False), id="4: the smaller bound is at most the larger"),
         pytest.param((59, 300, 15, 20_000), (1, 296 + 300 + 300, 15, False), id="3: at the larger bound"),
         pytest.param((59, 1200, 15, 99), (1, 296 + 300 + 300, 15, False), id="3: at a quarter of the larger bound"),
         pytest.param((59, 1199, 15, 100), (1, 296 + 300 + 300, 15, False), id="3: at three rows a tuple"),
         pytest.param((59, 1199, 15, 99), (2, 296 + 300 + 300 + 300, 15, False), id="5: above both"),
         pytest.param((59, 300, 15, 99), (2, 296 + 298 + 300 + 300, 15, False), id="5: at the bound"),
         pytest.param((59, 299, 15, 99), (2, 296 + 298 + 300, 0, True), id="6: above the bound"),
-        pytest.param((0, 0, 15, 20_000), (2, 1 + 1, 15, False), id="4: nothing is read exactly"),
-        pytest.param((0, 0, 280, 20_000), (2, 1 + 1 + 1, 280, True), id="6: the index found fewer than wanted"),
+        pytest.param((0, 0, 15, 20_000), (2, 1, 15, False), id="4: nothing is read exactly"),
+        pytest.param((0, 0, 280, 20_000), (2, 1, 280, True), id="6: the index found fewer than wanted"),
     ],
 )  # fmt: skip
 async def test_it_tries_the_steps_in_order(
@@ -247,7 +247,7 @@ async def test_a_topic_is_counted_in_its_own_table(worker: asyncpg.Connection) -
     found = await steps_of(worker, small=OF_TOPIC, topic=TOPIC, index="chunk_topics")
     assert (found.index_scans, found.rows, found.complete) == (0, 2 * OF_TOPIC, False)
     found = await steps_of(worker, small=OF_TOPIC - 1, exact=OF_TOPIC - 1, topic=TOPIC, index="chunk_topics")
-    assert (found.index_scans, found.rows, found.truncated) == (2, 3 * OF_TOPIC, True)
+    assert (found.index_scans, found.rows, found.truncated) == (2, OF_TOPIC, True)
 
 
 @pytest.mark.parametrize("servers", [(20_000, [1000, 20_000]), (900, [900, 900])], ids=str)
