@@ -514,7 +514,7 @@ def validate(
 @click.option(
     "--events",
     type=click.File("r", encoding="utf-8"),
-    help="Events (JSONL) to offer to the workers of a deployment, at the addresses in the settings; needs --rate.",
+    help="Events (JSONL) to offer to the workers of a deployment, at the addresses in the settings; requires --rate.",
 )
 @click.option("--rate", type=click.FloatRange(0, 100_000, min_open=True), help="Events per second to offer.")
 @click.option(
@@ -529,7 +529,7 @@ def validate(
     type=click.Choice(["chat", "extraction", "mixed"]),
     default="mixed",
     show_default=True,
-    help="What is asked, without --events.",
+    help="Queries to send if --events is not given.",
 )
 @click.option(
     "--chunks",
@@ -554,7 +554,7 @@ def bench(
     from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
 
     if events is not None and rate is None:
-        raise _Unusable("bench: --events needs --rate: a deployment is never saturated unasked")
+        raise _Unusable("bench: --events requires --rate")
     if rate is not None and math.isnan(rate):  # click's range check accepts it
         raise _Unusable("bench: --rate: nan is not a number")
     settings = load()

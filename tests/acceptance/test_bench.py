@@ -38,7 +38,7 @@ def test_it_measures_a_worker_and_the_ceiling() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--events", os.devnull], "--events needs --rate"),
+        (["--events", os.devnull], "--events requires --rate"),
         (["--events", os.devnull, "--rate", "5"], "contains no event"),
         (["--rate", "nan"], "nan is not a number"),
     ],
