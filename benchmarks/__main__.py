@@ -21,9 +21,10 @@ from rich.console import Console
 
 from benchmarks.contestants import Arena, Figures, Tuning, at, sweep
 from benchmarks.goals import Goal, goals_of, show_goals, table_of
-from streams.bench.stack import BenchError, open_stack
-from streams.bench.worker import read_records
-from streams.bench.world import Workload, base, grow
+from streams.bench import BenchError
+from streams.bench.stack import open_stack
+from streams.bench.worker import RecordedEvent, read_records
+from streams.bench.world import Question, Workload, base, grow
 
 _WIDTH: Final = 118
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -208,13 +209,18 @@ class Benchmark:
                     per_second=share * most, warm_up=2, seconds=seconds, meter=meter
                 )
                 records = {str(each.event_id).encode(): each for each in read_records(recording)}
-                events = [records[key] for key in measured.numbers if key in records]
+                answered = [
+                    (self._arena.question("mixed", number), records[key])
+                    for key, number in measured.numbers.items()
+                    if key in records
+                ]
+                events = [event for _, event in answered]
                 columns = {
                     "latency": measured.latencies,
                     "duration": [each.duration for each in events],
                     "outside": [each.duration - each.search for each in events],
                     "slower": [each.slower_arm for each in events],
-                    "fan-out": [each.search / each.slower_arm for each in events],
+                    "fan-out": fan_out_ratios(answered),
                 }
                 line = {"share": share, "per_second": share * most, "unanswered": float(measured.unanswered)}
                 for name, values in columns.items():
@@ -316,6 +322,11 @@ class Benchmark:
             "loads": self.loads,
             "access": self.access,
         }
+
+
+def fan_out_ratios(answered: Iterable[tuple[Question, RecordedEvent]]) -> list[float]:
+    """Search time to the slower arm, of the events with two arms; with one arm, it is always about 1."""
+    return [event.search / event.slower_arm for question, event in answered if question.kind == "chat"]
 
 
 def commit() -> str:

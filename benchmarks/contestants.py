@@ -21,10 +21,11 @@ from benchmarks import peer_store
 from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
 from streams import resources
+from streams.bench import BenchError
 from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
 from streams.bench.cpu import CpuMeter
 from streams.bench.generator import Generator, Measured
-from streams.bench.stack import PRINCIPALS_SETTING, BenchError, Stack, Topics
+from streams.bench.stack import PRINCIPALS_SETTING, Stack, Topics
 from streams.bench.world import EventFactory, Question, Workload, World, exact, load, questions
 from streams.wire import Codec
 
@@ -424,12 +425,16 @@ class Arena:
             figures.recall = self.recall_of(workload, measured)
         return figures
 
+    def question(self, workload: Workload, number: int) -> Question:
+        """What the event with a number asks."""
+        asked = self.questions[workload]
+        return asked[number % len(asked)]
+
     def recall_of(self, workload: Workload, measured: Measured) -> dict[str, float]:
         """Recall of the results of a measurement."""
-        asked = self.questions[workload]
         found = []
         for key, value in list(measured.results.items())[:_RECALL_RESULTS]:
-            question = asked[measured.numbers[key] % len(asked)]
+            question = self.question(workload, measured.numbers[key])
             if value.startswith(b"{"):
                 ids = [UUID(passage["id"]) for passage in json.loads(value)["results"]]
             else:

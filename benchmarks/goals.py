@@ -101,7 +101,7 @@ def goals_of(run: Measurements) -> list[Goal]:
         Goal("worker CPU per event", worker_cpu, 1000, "≤", " µs", 0),
         Goal("time outside SQL at half load, p99", 1000 * half["outside p99"], 5, "≤", " ms", 1),
         Goal(
-            "event's search time / the slower of its two arms, median at low load",
+            "chat event's search time / the slower of its two arms, median at low load",
             low["fan-out p50"],
             1.15,
             "≤",

@@ -26,8 +26,9 @@ from rich.console import Console
 from benchmarks.__main__ import commit
 from benchmarks.contestants import Arena, Tuning
 from benchmarks.goals import Goal, show_goals
+from streams.bench import BenchError
 from streams.bench.cpu import resident_bytes
-from streams.bench.stack import BenchError, Stack, Topics, Worker, open_stack
+from streams.bench.stack import Stack, Topics, Worker, open_stack
 from streams.bench.world import EventFactory, Question, World, base, grow, questions
 from streams.broker.clients import running_producer
 from streams.core.messages import Filters, QueryEmbedding

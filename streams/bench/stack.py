@@ -20,12 +20,13 @@ from typing import Any, Final
 
 import asyncpg
 
+from streams.bench import BenchError
 from streams.broker.topics import create_topics, topic_specs
 from streams.embedded.broker import EmbeddedBroker
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from streams.store.migrate import migrate
 
-__all__ = ["BenchError", "Stack", "Topics", "Worker", "open_stack"]
+__all__ = ["Stack", "Topics", "Worker", "open_stack"]
 
 PRINCIPALS_SETTING: Final = "anabranch.principals"
 _PARTITIONS: Final = 3
@@ -40,10 +41,6 @@ _BROKER: Final = {
     "ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02",
     "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
 }
-
-
-class BenchError(Exception):
-    """The benchmark cannot continue; the message says why in one line."""
 
 
 @dataclass(frozen=True)

@@ -536,7 +536,7 @@ def validate(
     type=click.IntRange(1000, 200_000),
     default=10_000,
     show_default=True,
-    help="Size of the embedded store, without --events.",
+    help="Chunks in the embedded store, if --events is not given.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON report on standard output.")
 def bench(
@@ -547,7 +547,7 @@ def bench(
     Without --events: one worker on an embedded broker and database, as much as it can process, then half of that.
     Latency starts when an event was due. Consumers of the output topic see the results too.
     """
-    from streams.bench.stack import BenchError
+    from streams.bench import BenchError
     from streams.cli import bench as view
     from streams.cli.exchange import read_events
     from streams.core.errors import TransientError

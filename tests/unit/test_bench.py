@@ -1,6 +1,8 @@
 """The benchmark measures what it says: its events, its exact answers, its gate and its records."""
 
 import json
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -9,10 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks import gate
+from benchmarks.__main__ import fan_out_ratios
 from benchmarks.gate import Round, Shares, shares_of, verdict
 from benchmarks.goals import Goal
 from benchmarks.peers.plain import PlainStore, interleave
-from streams.bench.worker import RECORD, read_records
+from streams.bench import BenchError
+from streams.bench.cpu import CpuMeter, resident_bytes
+from streams.bench.worker import RECORD, RecordedEvent, read_records
 from streams.bench.world import CHUNKS_PER_DOCUMENT, EventFactory, World, base, exact, grow, questions
 from streams.core.selection import Arm, Candidate, select
 from streams.wire import Codec
@@ -78,6 +83,24 @@ def test_records_are_read_up_to_the_last_whole_one(tmp_path: Path) -> None:
         0.1,
         0.05,
     )
+
+
+def test_the_fan_out_is_measured_where_there_are_two_arms(world: World) -> None:
+    [chat], [extraction] = (questions(world, kind, 1, seed=1) for kind in ("chat", "extraction"))
+    one = RecordedEvent(uuid4(), duration=0.4, search=0.1, slower_arm=0.1, publish=0.1)
+    two = RecordedEvent(uuid4(), duration=0.4, search=0.3, slower_arm=0.2, publish=0.1)
+    assert fan_out_ratios([(extraction, one), (chat, two), (extraction, one)]) == [pytest.approx(1.5)]
+
+
+def test_only_other_processes_need_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distribution without extras does not contain it, and measures the workers of a deployment."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    meter = CpuMeter({"generator": os.getpid()})
+    assert 0 < meter.read()["generator"] <= meter.read()["generator"]
+    with pytest.raises(BenchError, match=r"psutil is not installed; run: pip install"):
+        CpuMeter({"generator": os.getpid(), "worker": os.getppid()})
+    with pytest.raises(BenchError, match="psutil is not installed"):
+        resident_bytes(os.getppid())
 
 
 @pytest.mark.parametrize("lengths", [(9, 9), (2, 9), (0, 9), (9, 3), (0, 0)])
