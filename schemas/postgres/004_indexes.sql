@@ -8,13 +8,16 @@
 -- A store from an earlier release may keep its index on the full vectors: searches use whichever exists.
 CREATE INDEX IF NOT EXISTS document_chunks_embedding_halfvec ON public.document_chunks USING hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops) WITH (ef_construction = 400);
 
--- For a session's chunks, and for callers with few readable rows. The index for a document's chunks is in
+-- For a session's chunks, and for callers with few readable rows. With the access sets, and without chunks that are never
+-- searched, they count a scope under the policies without reading the table. The index for a document's chunks is in
 -- 002_derived.sql.
-CREATE INDEX IF NOT EXISTS document_chunks_session_id ON public.document_chunks USING btree (session_id);
-CREATE INDEX IF NOT EXISTS document_chunks_access_set_id ON public.document_chunks USING btree (access_set_id);
+CREATE INDEX IF NOT EXISTS document_chunks_searchable_session ON public.document_chunks USING btree (session_id, access_set_id) WHERE (embedding IS NOT NULL);
+CREATE INDEX IF NOT EXISTS document_chunks_searchable_access_set ON public.document_chunks USING btree (access_set_id, session_id) WHERE (embedding IS NOT NULL);
 CREATE INDEX IF NOT EXISTS documents_session_id ON public.documents USING btree (session_id);
 
--- The local arm and filters on metadata: chunk_topics and chunk_metadata are read by their primary keys.
+-- The local arm and filters on metadata: with everything that searches read, so that they do not read the tables.
+CREATE INDEX IF NOT EXISTS chunk_topics_searchable ON public.chunk_topics USING btree (topic_id, session_id, chunk_id, access_set_id);
+CREATE INDEX IF NOT EXISTS chunk_metadata_searchable ON public.chunk_metadata USING btree (entry, chunk_id, access_set_id);
 
 -- The columns that events filter by.
 CREATE INDEX IF NOT EXISTS document_chunks_section ON public.document_chunks USING btree (section);

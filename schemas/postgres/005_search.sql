@@ -179,7 +179,8 @@ $$;
 
 -- The nearest rows of a scope that the vector index finds; `size`: how many, at least wanted if it finds enough. The
 -- conditions filter row by row. The distances are those of the full vectors. Equally near rows are found all or none: with
--- WITH TIES, because `ORDER BY …, c.id` would keep PostgreSQL 16 from using the vector index.
+-- WITH TIES, because `ORDER BY …, c.id` would keep PostgreSQL 16 from using the vector index. Without filters no other table
+-- is joined: even a join without effect costs a microsecond for each row that the index visits.
 CREATE OR REPLACE FUNCTION public.anabranch_search_index(
   by_halfvec boolean, query :vector_schema.vector, session uuid, topic uuid,
   by_section text, by_type text, by_prefix text, by_metadata text[], wanted integer,
@@ -191,9 +192,22 @@ DECLARE
   entry_2 uuid := public.anabranch_metadata_entry(by_metadata[3], by_metadata[4]);
   further boolean := coalesce(cardinality(by_metadata) > 4, false);
   of_document boolean := by_type IS NOT NULL OR by_prefix IS NOT NULL OR further;
+  filtered boolean := of_document OR by_section IS NOT NULL OR by_metadata IS NOT NULL;
   half halfvec := query;
 BEGIN
-  IF by_halfvec THEN
+  IF by_halfvec AND NOT filtered THEN
+    SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
+           pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
+    INTO ids, distances, parents, size
+    FROM (SELECT c.id, c.embedding <=> query AS distance,
+                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+          FROM public.document_chunks c
+          WHERE c.embedding IS NOT NULL
+            AND (session IS NULL OR c.session_id = session)
+            AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
+          ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half
+          FETCH FIRST wanted ROWS WITH TIES) n;
+  ELSIF by_halfvec THEN
     SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
     INTO ids, distances, parents, size
@@ -213,6 +227,18 @@ BEGIN
             AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
             AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
           ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half
+          FETCH FIRST wanted ROWS WITH TIES) n;
+  ELSIF NOT filtered THEN
+    SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
+           pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
+    INTO ids, distances, parents, size
+    FROM (SELECT c.id, c.embedding <=> query AS distance,
+                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+          FROM public.document_chunks c
+          WHERE c.embedding IS NOT NULL
+            AND (session IS NULL OR c.session_id = session)
+            AND (topic IS NULL OR topic = ANY (c.related_topic_ids))
+          ORDER BY c.embedding <=> query
           FETCH FIRST wanted ROWS WITH TIES) n;
   ELSE
     SELECT pg_catalog.array_agg(n.id ORDER BY n.distance, n.id), pg_catalog.array_agg(n.distance ORDER BY n.distance, n.id),
@@ -255,11 +281,13 @@ $$;
 -- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6.
 --
 -- Steps, until one has a result:
--- 1. An exact search, if the scope has at most small_scope rows: it costs no more than the index.
--- 2. The vector index, up to 1,000 of its tuples. It has to find four times max_rows, but at most 1,000 more: if it starts in
+-- 1. An exact search, if the scope has at most small_scope rows, or five times as many in a session without topic and
+--    filters: no other table is read, and most sessions are a small part of the store, so step 2 would cost more.
+-- 2. The vector index, up to 1,000 of its tuples. It has to find four times max_rows, but at most 60 more: if it starts in
 --    the wrong region, the nearest rows are not among the first.
--- 3. An exact search, if the scope has at most exact_scope / 4 rows. The index found few rows, so the scope is a small part
---    of the store or far from the query: reading it now costs no more than continuing the scan, and misses nothing.
+-- 3. An exact search, if it costs no more than to continue with the index, and the scope has at most exact_scope rows. Step 2
+--    shows how many tuples the index would have to visit: few found, many to visit. One of them costs as much as three rows,
+--    or one row of a topic or a filtered scope, which is found through other tables.
 -- 4. The vector index, up to the server's hnsw.max_scan_tuples.
 -- 5. An exact search, if the scope has at most exact_scope rows.
 -- 6. The rows of step 4: truncated.
@@ -276,9 +304,10 @@ SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
   deadline timestamptz := clock_timestamp() + make_interval(secs => milliseconds / 1000.0);
-  wanted integer := least(4 * max_rows, max_rows + 1000);
-  bounds integer[] := ARRAY[small_scope, greatest(small_scope, exact_scope / 4), exact_scope];
-  max_tuples text := current_setting('hnsw.max_scan_tuples');
+  wanted integer := least(4 * max_rows, max_rows + 60);
+  first_tuples integer := 1000;
+  rows_per_tuple integer;
+  max_tuples integer := current_setting('hnsw.max_scan_tuples');
   scope text;
   bound integer;
   size integer;
@@ -293,6 +322,7 @@ BEGIN
   IF by_section IS NOT NULL OR by_type IS NOT NULL OR by_prefix IS NOT NULL OR by_metadata IS NOT NULL THEN
     scope := public.anabranch_filtered_scope(session, topic, by_section, by_type, by_prefix, by_metadata);
   END IF;
+  rows_per_tuple := CASE WHEN topic IS NULL AND scope IS NULL THEN 3 ELSE 1 END;
   complete := false;
   truncated := false;
 
@@ -300,7 +330,13 @@ BEGIN
     IF clock_timestamp() > deadline THEN
       RAISE EXCEPTION 'the search took longer than its time limit' USING ERRCODE = 'query_canceled';
     END IF;
-    bound := bounds[step];
+    bound := CASE
+      WHEN step = 1 AND session IS NOT NULL AND topic IS NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
+      WHEN step = 1 THEN small_scope
+      -- size: what the first scan found
+      WHEN step = 2 THEN least(exact_scope, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1)))
+      ELSE exact_scope
+    END;
     size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
     IF size <= bound THEN
       SELECT e.ids, e.distances, e.parents INTO ids, distances, parents
@@ -314,12 +350,12 @@ BEGIN
       EXIT;
     END IF;
     IF step = 1 THEN
-      applied := set_config('hnsw.max_scan_tuples', least(max_tuples::int, 1000)::text, true);
+      applied := set_config('hnsw.max_scan_tuples', least(max_tuples, first_tuples)::text, true);
     END IF;
     SELECT i.ids[:max_rows], i.distances[:max_rows], i.parents[:max_rows], i.size INTO ids, distances, parents, size
     FROM public.anabranch_search_index(
       by_halfvec, query, session, topic, by_section, by_type, by_prefix, by_metadata, wanted) i;
-    applied := set_config('hnsw.max_scan_tuples', max_tuples, true);
+    applied := set_config('hnsw.max_scan_tuples', max_tuples::text, true);
     EXIT WHEN size >= wanted;
   END LOOP;
 

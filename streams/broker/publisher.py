@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)
 """What a producer raises for a record that is larger than its topic accepts."""
 
-# A few milliseconds suffice for good batches; every event pays them as latency.
-_LINGER_MS = 2
+# No wait: results that become ready during a request form the next batch. Every event would pay a wait as latency.
+_LINGER_MS = 0
 _REQUEST_TIMEOUT_MS = 15_000
 _STOP_SECONDS = 5.0
 

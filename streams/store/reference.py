@@ -297,7 +297,7 @@ _PATTERNS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
         "index",
         re.compile(
             r"CREATE INDEX IF NOT EXISTS (?P<name>\w+) ON public\.(?P<table>\w+) "
-            r"(?P<definition>USING .+?)(?: WITH \(.+\))?$"
+            r"(?P<definition>USING .+?)(?: (?:WITH|WHERE) \(.+\))?$"
         ),
     ),
     (

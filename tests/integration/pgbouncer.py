@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -51,6 +52,7 @@ class PgBouncer:
         self._account = "nobody" if os.geteuid() == 0 else None
         self._folder = Path()
         self.port = free_port()
+        self.crashes = 0
 
     @property
     def dsn(self) -> str:
@@ -87,7 +89,20 @@ class PgBouncer:
         for path in (self._folder, *self._folder.iterdir()):
             if self._account is not None:
                 shutil.chown(path, self._account)
-        with (self._folder / "log").open("wb") as log:
+        self._start()
+        return self
+
+    def restart_if_crashed(self) -> bool:
+        """Start it again if it has ended; returns whether it ever had to be."""
+        with suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                self._process.wait(timeout=0.5)  # clients notice it earlier
+                self.crashes += 1
+                self._start()
+        return self.crashes > 0
+
+    def _start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, str(self._folder / "ini")],
                 stdin=subprocess.DEVNULL,
@@ -98,12 +113,11 @@ class PgBouncer:
                 extra_groups=[] if self._account is not None else None,
             )
         deadline = time.monotonic() + 10
-        while "process up" not in self.log:
+        while self.log.count("process up") <= self.crashes:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._stop()
                 raise AssertionError(f"PgBouncer did not start:\n{self.log}")
             time.sleep(0.02)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,3 +8,5 @@ DROP FUNCTION IF EXISTS
   public.anabranch_derive_metadata(uuid[]), public.anabranch_need_read_committed(text),
   public.anabranch_wrong_documents(), public.anabranch_wrong_chunks(), public.anabranch_wrong_topics(),
   public.anabranch_wrong_metadata(), public.anabranch_derive_anew();
+-- Indexes that the searches of version 2 replaced by others.
+DROP INDEX IF EXISTS public.document_chunks_session_id, public.document_chunks_access_set_id;

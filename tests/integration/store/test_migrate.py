@@ -55,7 +55,7 @@ BACK_ENDS_OWN = """
         id uuid PRIMARY KEY, document_id uuid, session_id uuid, related_topic_ids uuid[],
         text_content text, embedding vector(768));
     CREATE TABLE document_grants (document_id uuid, principal varchar(300));
-    CREATE INDEX the_back_ends_own ON document_chunks (session_id);
+    CREATE INDEX the_back_ends_own ON document_chunks (document_id);
     CREATE INDEX its_vectors ON document_chunks USING hnsw (embedding vector_cosine_ops) WITH (m = 8)
         WHERE embedding IS NOT NULL;
     INSERT INTO documents (id, title)
@@ -308,7 +308,7 @@ async def test_tables_that_were_there_get_what_is_missing(empty_database: Databa
         line
         for line in done
         if line.startswith(
-            ("created index document_chunks_session_id", "created index document_chunks_embedding_halfvec")
+            ("created index document_chunks_document_id", "created index document_chunks_embedding_halfvec")
         )
     ]
     assert [line for line in done if line.startswith("note: existing embeddings")]

@@ -110,7 +110,7 @@ async def test_a_migrated_store_is_fine(database: Database) -> None:
          "every search scans the table"),
         ("DROP INDEX document_chunks_embedding_halfvec; CREATE INDEX ON document_chunks USING hnsw (embedding vector_l2_ops)", "indexes",
          "warning", "halfvec_cosine_ops"),
-        ("DROP INDEX document_chunks_session_id", "indexes", "warning", "(session_id)"),
+        ("DROP INDEX document_chunks_searchable_session", "indexes", "warning", "(session_id, access_set_id)"),
         ("ALTER TABLE document_chunks ALTER embedding SET STORAGE EXTERNAL", "storage", "warning", "out of line"),
         ("GRANT CREATE ON SCHEMA public TO PUBLIC", "privileges", "warning", "may create objects"),
     ],

@@ -38,14 +38,16 @@ WANTED = {
     "access_sets_digest": "btree (digest)",
     "access_sets_principals": "gin (principals)",
     "chunk_metadata_chunk_id": "btree (chunk_id)",
+    "chunk_metadata_searchable": "btree (entry, chunk_id, access_set_id)",
     "chunk_topics_chunk_id": "btree (chunk_id)",
-    "document_chunks_access_set_id": "btree (access_set_id)",
+    "chunk_topics_searchable": "btree (topic_id, session_id, chunk_id, access_set_id)",
     "document_chunks_document_id": "btree (document_id)",
     "document_chunks_embedding_halfvec": "hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops)",
     "document_chunks_metadata": "gin (metadata)",
     "document_chunks_related_topic_ids": "gin (related_topic_ids)",
+    "document_chunks_searchable_access_set": "btree (access_set_id, session_id)",
+    "document_chunks_searchable_session": "btree (session_id, access_set_id)",
     "document_chunks_section": "btree (section)",
-    "document_chunks_session_id": "btree (session_id)",
     "documents_access_set_id": "btree (access_set_id)",
     "documents_document_type": "btree (document_type)",
     "documents_metadata": "gin (metadata)",
@@ -464,14 +466,14 @@ async def test_missing_invalid_and_renamed_indexes(database: Database) -> None:
     await execute(
         database.owner,
         """
-        DROP INDEX document_chunks_session_id;
+        DROP INDEX document_chunks_searchable_session;
         ALTER INDEX documents_session_id RENAME TO of_the_back_end;
         DROP INDEX document_chunks_embedding_halfvec;
         CREATE INDEX with_parameters ON document_chunks
           USING hnsw (embedding vector_cosine_ops) WITH (m = 8) WHERE embedding IS NOT NULL;
         DROP INDEX document_chunks_document_id;
         CREATE INDEX only_some ON document_chunks (document_id) WHERE page > 1;
-        CREATE INDEX a_twin ON document_chunks (access_set_id);
+        CREATE INDEX a_twin ON document_chunks (access_set_id, session_id);
         """,
     )
     await execute(
@@ -483,12 +485,12 @@ async def test_missing_invalid_and_renamed_indexes(database: Database) -> None:
     states = {index.name: index.state for index in found}
     assert len(found) == len(WANTED)
     assert {name for name, state in states.items() if state == "missing"} == {
-        "document_chunks_session_id",
+        "document_chunks_searchable_session",
         "document_chunks_document_id",
     }
     assert {name for name, state in states.items() if state == "invalid"} == {"documents_source_url"}
     assert states["of_the_back_end"] == states["with_parameters"] == "valid"
-    assert states["document_chunks_access_set_id"] == "valid"
+    assert states["document_chunks_searchable_access_set"] == "valid"
     async with connected(database.owner) as connection:
         for index in found:
             size = await connection.fetchval("SELECT pg_relation_size(to_regclass($1))", index.name)
