@@ -76,6 +76,7 @@ class PostgresStore:
         statement_cache_size: how many prepared statements each connection keeps; 0 for a pooler that does not support
             them. Then each statement takes two round trips.
         max_replication_lag_seconds: a replica that may be further behind is not searched.
+        application_name: what ``pg_stat_activity`` shows.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class PostgresStore:
         small_scope_rows: int = 1000,
         statement_cache_size: int = 100,
         max_replication_lag_seconds: float = 60.0,
+        application_name: str = "anabranch",
     ) -> None:
         self._dsn = dsn
         self._connections = connections
@@ -95,6 +97,7 @@ class PostgresStore:
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
         self._statement_cache_size = statement_cache_size
+        self._application_name = application_name
         self._lag_limit = LagLimit(max_replication_lag_seconds)
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
@@ -113,7 +116,7 @@ class PostgresStore:
             reset=_nothing_to_reset,
             timeout=self._timeout,
             statement_cache_size=self._statement_cache_size,
-            server_settings={"application_name": "anabranch"},
+            server_settings={"application_name": self._application_name},
         )
 
     async def _initialize(self, connection: asyncpg.Connection) -> None:
@@ -203,6 +206,17 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
+        return await self._search(search, self._small_scope_rows, self._exact_scan_rows)
+
+    async def search_exactly(self, search: Search, *, max_rows: int) -> ArmResult:
+        """Search one arm by reading its whole scope. If that has more than `max_rows` rows, the result is not exact.
+
+        Raises:
+            TransientError: see `streams.store.error_translation`.
+        """
+        return await self._search(search, max_rows, max_rows)
+
+    async def _search(self, search: Search, *bounds: int) -> ArmResult:
         scope = (
             search.vector,
             search.session_id,
@@ -211,7 +225,6 @@ class PostgresStore:
             search.limit,
         )
         narrowed = search.session_id is not None or search.filters is not None
-        bounds = (self._small_scope_rows, self._exact_scan_rows)
         if search.with_passages:
             rows = await self._call("search_passages", search.principals, *scope, *bounds, narrowed=narrowed)
             found = [row for row in rows if row["id"] is not None]
@@ -219,6 +232,7 @@ class PostgresStore:
                 [Candidate(row["id"], row["distance"]) for row in found],
                 complete=rows[0]["complete"],
                 truncated=rows[0]["truncated"],
+                exact=rows[0]["exact"],
                 passages={row["id"]: _passage(row) for row in found},
             )
         [row] = await self._call(
@@ -230,7 +244,7 @@ class PostgresStore:
         else:
             parents = row["parent_ids"], row["parents_missing"]
             candidates = [Candidate(*found) for found in zip(ids, distances, *parents, strict=True)]
-        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"])
+        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"], exact=row["exact"])
 
     async def sizes(self, principals: Sequence[str], chunk_ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
         """Data, except the texts, of those chunks that the requesting principals may (still) read.
