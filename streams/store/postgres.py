@@ -208,15 +208,15 @@ class PostgresStore:
         """
         return await self._search(search, self._small_scope_rows, self._exact_scan_rows)
 
-    async def search_exactly(self, search: Search, *, max_rows: int) -> ArmResult:
+    async def search_exactly(self, search: Search, *, max_rows: int, timeout_seconds: float) -> ArmResult:
         """Search one arm by reading its whole scope. If that has more than `max_rows` rows, the result is not exact.
 
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
-        return await self._search(search, max_rows, max_rows)
+        return await self._search(search, max_rows, max_rows, timeout_seconds=timeout_seconds)
 
-    async def _search(self, search: Search, *bounds: int) -> ArmResult:
+    async def _search(self, search: Search, *bounds: int, timeout_seconds: float | None = None) -> ArmResult:
         scope = (
             search.vector,
             search.session_id,
@@ -226,7 +226,14 @@ class PostgresStore:
         )
         narrowed = search.session_id is not None or search.filters is not None
         if search.with_passages:
-            rows = await self._call("search_passages", search.principals, *scope, *bounds, narrowed=narrowed)
+            rows = await self._call(
+                "search_passages",
+                search.principals,
+                *scope,
+                *bounds,
+                narrowed=narrowed,
+                timeout_seconds=timeout_seconds,
+            )
             found = [row for row in rows if row["id"] is not None]
             return ArmResult(
                 [Candidate(row["id"], row["distance"]) for row in found],
@@ -236,7 +243,13 @@ class PostgresStore:
                 passages={row["id"]: _passage(row) for row in found},
             )
         [row] = await self._call(
-            "search", search.principals, *scope, search.expand_parents, *bounds, narrowed=narrowed
+            "search",
+            search.principals,
+            *scope,
+            search.expand_parents,
+            *bounds,
+            narrowed=narrowed,
+            timeout_seconds=timeout_seconds,
         )
         ids, distances = row["ids"] or (), row["distances"] or ()
         if row["parent_ids"] is None:
@@ -270,7 +283,12 @@ class PostgresStore:
         return {row["id"]: _passage(row) for row in await self._call("passages", principals, chunk_ids)}
 
     async def _call(
-        self, name: str, principals: Sequence[str], *values: object, narrowed: bool | None = None
+        self,
+        name: str,
+        principals: Sequence[str],
+        *values: object,
+        narrowed: bool | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[asyncpg.Record]:
         """Call a function for these principals, in a transaction of its own.
 
@@ -279,11 +297,12 @@ class PostgresStore:
             principals: the requesting principals.
             values: the arguments.
             narrowed: for a search, whether its scope is less than everything that the principals may read.
+            timeout_seconds: used instead of the timeout of all searches.
         """
         with _translated():
             running: list[asyncio.Task[list[asyncpg.Record]]] = []
             async with (
-                asyncio.timeout(self._timeout) as limit,
+                asyncio.timeout(timeout_seconds or self._timeout) as limit,
                 self._connection(running=running) as connection,
             ):
                 if narrowed is not None:

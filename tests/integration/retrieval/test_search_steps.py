@@ -178,15 +178,15 @@ async def search(
     )
 
 
-# small_scope, exact_scope, limit and the server's hnsw.max_scan_tuples, for a scope of 300 rows; then how often the vector
-# index is scanned, how many rows are counted and read, how many are found, and whether the result is truncated, and
-# exact. The first scan finds none of them. The index has to find four times the limit, but at most 60 more.
+# small_scope, exact_scope, limit and the server's hnsw.max_scan_tuples, for a scope of 300 rows; then how often the
+# vector index is scanned, how many rows are counted and read, how many are found, and whether the result is truncated,
+# and exact. The first scan finds none of them. The index has to find four times the limit, but at most 60 more.
 @pytest.mark.parametrize(
     ("asked", "steps"),
     [
         pytest.param((1000, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: well below"),
         pytest.param((60, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: at five times the bound"),
-        pytest.param((60, 299, 15, 20_000), (2, 300 + 300, 15, False, False), id="4: the smaller bound is at most the larger"),
+        pytest.param((60, 299, 15, 20_000), (2, 300 + 300, 15, False, False), id="4: bounded by the larger"),
         pytest.param((59, 300, 15, 20_000), (1, 296 + 300 + 300, 15, False, True), id="3: at the larger bound"),
         pytest.param((59, 20_000, 15, 100), (1, 296 + 300 + 300, 15, False, True), id="3: at three rows a tuple"),
         pytest.param((59, 20_000, 15, 99), (2, 296 + 298 + 300 + 300, 15, False, True), id="5: at fewer tuples"),
