@@ -71,6 +71,8 @@ class Settings(BaseSettings):
     anabranch_statement_cache_size: int = Field(default=100, ge=0, le=10_000)
     # A replica that may be further behind its primary is not searched; 0: no replica at all.
     anabranch_max_replication_lag_seconds: float = Field(default=60.0, ge=0)
+    # Exact searches that measure recall take at most this share of the searches' time; 0: none.
+    anabranch_live_recall_share: float = Field(default=0.01, ge=0, le=1)
     anabranch_embedding_model: str | None = None
     anabranch_principals_setting: SettingName = "anabranch.principals"
     anabranch_schema_path: Path | None = None

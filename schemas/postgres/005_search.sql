@@ -286,7 +286,8 @@ $$;
 -- milliseconds              time limit, checked between statements, and of each wait for a lock
 --
 -- Returns ids and cosine distances in the total order (distance, id). With expand_parents also, for each, the parent that
--- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6.
+-- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6. `exact`:
+-- all rows of the scope were compared.
 --
 -- Steps, until one has a result:
 -- 1. An exact search, if the scope has at most small_scope rows, or five times as many in a session without topic and
@@ -306,7 +307,7 @@ CREATE OR REPLACE FUNCTION public.anabranch_search(
   by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer, expand_parents boolean,
   small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer,
   OUT ids uuid[], OUT distances double precision[], OUT parent_ids uuid[], OUT parents_missing boolean[],
-  OUT complete boolean, OUT truncated boolean) RETURNS record
+  OUT complete boolean, OUT truncated boolean, OUT exact boolean) RETURNS record
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan SET jit = off SET random_page_cost = 1
 SET enable_seqscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -336,6 +337,7 @@ BEGIN
   rows_per_tuple := CASE WHEN topic IS NULL AND scope IS NULL THEN 3 ELSE 1 END;
   complete := false;
   truncated := false;
+  exact := false;
 
   FOR attempt IN 1..3 LOOP
     IF clock_timestamp() > deadline THEN
@@ -360,6 +362,7 @@ BEGIN
       FROM public.anabranch_search_exactly(
         scope, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows) e;
       complete := size <= max_rows OR ids IS NULL OR cardinality(ids) < max_rows;
+      exact := true;
       EXIT;
     END IF;
     IF attempt = 3 THEN
@@ -452,7 +455,7 @@ CREATE OR REPLACE FUNCTION public.anabranch_search_passages(
   by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer,
   small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer)
 RETURNS TABLE (
-  complete boolean, truncated boolean, distance double precision,
+  complete boolean, truncated boolean, exact boolean, distance double precision,
   id uuid, document_id uuid, text_content text, token_count integer, page integer, section text, chunk_position integer,
   coordinates text, title text, source_url text, file_description text, metadata text, metadata_invalid boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
@@ -465,11 +468,12 @@ BEGIN
     principals, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows, false,
     small_scope, exact_scope, by_halfvec, ef_search, milliseconds);
   RETURN QUERY
-  SELECT arm.complete, arm.truncated, arm.distances[array_position(arm.ids, p.id)], p.*
+  SELECT arm.complete, arm.truncated, arm.exact, arm.distances[array_position(arm.ids, p.id)], p.*
   FROM public.anabranch_passages(principals, arm.ids, milliseconds) p;
   IF NOT FOUND THEN
     complete := arm.complete;
     truncated := arm.truncated;
+    exact := arm.exact;
     RETURN NEXT;
   END IF;
 END

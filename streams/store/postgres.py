@@ -84,6 +84,7 @@ class PostgresStore:
         statement_cache_size: how many prepared statements each connection keeps; 0 for a pooler that does not support
             them. Then each statement takes two round trips.
         max_replication_lag_seconds: a replica that may be further behind is not searched.
+        application_name: what ``pg_stat_activity`` shows.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class PostgresStore:
         small_scope_rows: int = 1000,
         statement_cache_size: int = 100,
         max_replication_lag_seconds: float = 60.0,
+        application_name: str = "anabranch",
     ) -> None:
         self._dsn = dsn
         self._connections = connections
@@ -103,6 +105,7 @@ class PostgresStore:
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
         self._statement_cache_size = statement_cache_size
+        self._application_name = application_name
         self._lag_limit = LagLimit(max_replication_lag_seconds)
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
@@ -130,7 +133,7 @@ class PostgresStore:
 
         A pooler may reject these settings. They hold for statements that begin later, so a search cannot make them.
         """
-        name = {"application_name": "anabranch"}
+        name = {"application_name": self._application_name}
         limits = {
             "statement_timeout": str(math.ceil(1000 * (self._timeout + _BACKSTOP_SECONDS))),
             "client_connection_check_interval": str(_CLIENT_CHECK_MS),
@@ -237,6 +240,17 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
+        return await self._search(search, self._small_scope_rows, self._exact_scan_rows)
+
+    async def search_exactly(self, search: Search, *, max_rows: int, timeout_seconds: float) -> ArmResult:
+        """Search one arm by reading its whole scope. If that has more than `max_rows` rows, the result is not exact.
+
+        Raises:
+            TransientError: see `streams.store.error_translation`.
+        """
+        return await self._search(search, max_rows, max_rows, timeout_seconds=timeout_seconds)
+
+    async def _search(self, search: Search, *bounds: int, timeout_seconds: float | None = None) -> ArmResult:
         scope = (
             search.vector,
             search.session_id,
@@ -245,18 +259,31 @@ class PostgresStore:
             search.limit,
         )
         narrowed = search.session_id is not None or search.filters is not None
-        bounds = (self._small_scope_rows, self._exact_scan_rows)
         if search.with_passages:
-            rows = await self._call("search_passages", search.principals, *scope, *bounds, narrowed=narrowed)
+            rows = await self._call(
+                "search_passages",
+                search.principals,
+                *scope,
+                *bounds,
+                narrowed=narrowed,
+                timeout_seconds=timeout_seconds,
+            )
             found = [row for row in rows if row["id"] is not None]
             return ArmResult(
                 [Candidate(row["id"], row["distance"]) for row in found],
                 complete=rows[0]["complete"],
                 truncated=rows[0]["truncated"],
+                exact=rows[0]["exact"],
                 passages={row["id"]: _passage(row) for row in found},
             )
         [row] = await self._call(
-            "search", search.principals, *scope, search.expand_parents, *bounds, narrowed=narrowed
+            "search",
+            search.principals,
+            *scope,
+            search.expand_parents,
+            *bounds,
+            narrowed=narrowed,
+            timeout_seconds=timeout_seconds,
         )
         ids, distances = row["ids"] or (), row["distances"] or ()
         if row["parent_ids"] is None:
@@ -264,7 +291,7 @@ class PostgresStore:
         else:
             parents = row["parent_ids"], row["parents_missing"]
             candidates = [Candidate(*found) for found in zip(ids, distances, *parents, strict=True)]
-        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"])
+        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"], exact=row["exact"])
 
     async def sizes(self, principals: Sequence[str], chunk_ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
         """Data, except the texts, of those chunks that the requesting principals may (still) read.
@@ -290,7 +317,12 @@ class PostgresStore:
         return {row["id"]: _passage(row) for row in await self._call("passages", principals, chunk_ids)}
 
     async def _call(
-        self, name: str, principals: Sequence[str], *values: object, narrowed: bool | None = None
+        self,
+        name: str,
+        principals: Sequence[str],
+        *values: object,
+        narrowed: bool | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[asyncpg.Record]:
         """Call a function for these principals, in a transaction of its own.
 
@@ -299,11 +331,12 @@ class PostgresStore:
             principals: the requesting principals.
             values: the arguments.
             narrowed: for a search, whether its scope is less than everything that the principals may read.
+            timeout_seconds: used instead of the timeout of all searches.
         """
         with _translated():
             running: list[asyncio.Task[list[asyncpg.Record]]] = []
             async with (
-                asyncio.timeout(self._timeout) as limit,
+                asyncio.timeout(timeout_seconds or self._timeout) as limit,
                 self._connection(running=running) as connection,
             ):
                 if narrowed is not None:

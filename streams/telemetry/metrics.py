@@ -22,6 +22,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from streams.core.errors import dead_letter_codes
+from streams.core.live_recall import NotMeasured, ScopeSize
 from streams.core.warning_codes import WarningCode
 
 __all__ = ["CONTENT_TYPE", "OPENMETRICS_CONTENT_TYPE", "Metrics", "WorkerState"]
@@ -44,6 +45,7 @@ _LOOP_DELAY = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 OUTCOMES = ("answered", "dead_lettered", "skipped")
 STAGES = ("decode", "search", "assemble", "encode", "publish")
 SCOPES = ("local", "global")
+SCOPE_SIZES: tuple[ScopeSize, ...] = ("normal", "large")
 RETRY_CAUSES = (
     "store_unavailable",
     "search_timeout",
@@ -226,6 +228,36 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.live_recall = Counter(
+            "anabranch_live_recall_total",
+            "Searches by the vector index that were repeated exactly.",
+            ["size"],
+            registry=registry,
+        )
+        # Sums that never decrease, like those of a histogram; a counter's name would end with _total.
+        self.live_recall_sum = Gauge(
+            "anabranch_live_recall_sum",
+            "Sum of the recall of these searches.",
+            ["size"],
+            registry=registry,
+        )
+        self.live_recall_squares_sum = Gauge(
+            "anabranch_live_recall_squares_sum",
+            "Sum of the squares of their recall.",
+            ["size"],
+            registry=registry,
+        )
+        self.live_recall_skipped = Counter(
+            "anabranch_live_recall_skipped_total",
+            "Searches of answered events whose recall was not measured.",
+            ["reason"],
+            registry=registry,
+        )
+        self.live_recall_seconds = Counter(
+            "anabranch_live_recall_seconds_total",
+            "Duration of the exact searches that measure recall.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "anabranch_in_flight_events",
             "Events that have started and are not yet acknowledged.",
@@ -244,19 +276,25 @@ class Metrics:
         registry.register(_ScrapeCollector(pool, lag, oldest_waiting, replication_lag, worker))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        # Create all series at start: a rate over a counter that appears with its first event would miss that event.
-        for code in sorted(dead_letter_codes()):
-            self.dead_letters.labels(code)
-        for cause in RETRY_CAUSES:
-            self.retries.labels(cause)
-        for outcome in OUTCOMES:
-            self.events.labels(outcome)
-        for stage in STAGES:
-            self.stage_duration.labels(stage)
-        for scope in SCOPES:
-            self.search_duration.labels(scope)
-        for warning in WarningCode:
-            self.warnings.labels(warning.value)
+        self._create_series(profiles)
+
+    def _create_series(self, profiles: Iterable[str]) -> None:
+        """Create all series at start: a rate over a counter that appears with its first event would miss that event."""
+        series: tuple[tuple[Counter | Gauge | Histogram, Iterable[str]], ...] = (
+            (self.dead_letters, sorted(dead_letter_codes())),
+            (self.retries, RETRY_CAUSES),
+            (self.events, OUTCOMES),
+            (self.stage_duration, STAGES),
+            (self.search_duration, SCOPES),
+            (self.warnings, WarningCode),
+            (self.live_recall, SCOPE_SIZES),
+            (self.live_recall_sum, SCOPE_SIZES),
+            (self.live_recall_squares_sum, SCOPE_SIZES),
+            (self.live_recall_skipped, NotMeasured),
+        )
+        for metric, labels in series:
+            for label in labels:
+                metric.labels(label)
         for profile in profiles:
             self.of_profile(profile)
 
@@ -285,6 +323,12 @@ class Metrics:
                 self.tokens_used.labels(profile),
             )
         )
+
+    def observe_live_recall(self, size: ScopeSize, recall: float) -> None:
+        """Count a search whose recall was measured."""
+        self.live_recall.labels(size).inc()
+        self.live_recall_sum.labels(size).inc(recall)
+        self.live_recall_squares_sum.labels(size).inc(recall**2)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics and their content type: OpenMetrics if the client prefers it, else Prometheus's text format.

@@ -25,6 +25,7 @@ from streams.broker.topic_ids import TopicProbe
 from streams.configured import broker_connection, load_profiles, open_codec
 from streams.core.errors import StoreMisconfigured, TransientError
 from streams.core.headers import Headers
+from streams.core.live_recall import ALL_ROWS, LARGE_SECONDS, Budget
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
@@ -34,6 +35,7 @@ from streams.worker.delivery import Delivery, InterruptibleWaits
 from streams.worker.faust_internals import App, Consumer
 from streams.worker.kafka_health import KafkaHealth
 from streams.worker.lag import Lag
+from streams.worker.live_recall import LiveRecall
 from streams.worker.loop_delay import watch_loop_delay
 from streams.worker.processor import OutagePolicy, Processor
 from streams.worker.readiness import Readiness, watch_readiness
@@ -58,6 +60,8 @@ _PROBE_TIMEOUT_SECONDS = 2.0
 # Topics may be created after the worker starts; it then sees them after at most this time.
 _TOPICS_INTERVAL_SECONDS = 3.0
 _TOPICS_TIMEOUT_SECONDS = 5.0
+# The limit of the SLO for an event's age. While an event waits longer, recall is not measured.
+_MAX_WAITING_SECONDS = 2.0
 # At this point only a probe may still be running, perhaps blocked by a lock.
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
@@ -123,6 +127,16 @@ class WorkerApp:
             statement_cache_size=settings.anabranch_statement_cache_size,
             max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
         )
+        # A connection of its own: exact searches must not keep the events' searches waiting.
+        self._exact_store = PostgresStore(
+            settings.store_dsn,
+            connections=1,
+            search_timeout_seconds=LARGE_SECONDS,
+            exact_scan_rows=ALL_ROWS,
+            statement_cache_size=settings.anabranch_statement_cache_size,
+            max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
+            application_name="anabranch live recall",
+        )
         self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
         profiles = load_profiles(settings)
         self._metrics = Metrics(
@@ -136,6 +150,12 @@ class WorkerApp:
         )
         self._health = StoreHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
+        )
+        self._live_recall = LiveRecall(
+            self._exact_store,
+            Budget(settings.anabranch_live_recall_share),
+            paused=self._is_busy,
+            metrics=self._metrics,
         )
         self.refused = False
         self._starting = True
@@ -186,6 +206,7 @@ class WorkerApp:
                 max_seconds=settings.anabranch_retry_max_seconds,
             ),
             waits=waits,
+            on_answer=self._live_recall.offer,
         )
         self._delivery: Delivery[_InputEvent] = Delivery(
             processor.handle,
@@ -259,6 +280,7 @@ class WorkerApp:
             },
         )
         await self._store.open()
+        await self._exact_store.open()
         self._store_watch = self.app.add_future(self._watch_store())
         self.app.add_future(self._kafka_health.watch())
         self.app.add_future(self._lag.watch())
@@ -268,6 +290,8 @@ class WorkerApp:
 
     async def drain(self, *, stopping: bool) -> None:
         """Wait for the events in flight: within the grace period, or in a rebalance within the rebalance timeout."""
+        if stopping:
+            self._live_recall.end()  # so that the server ends its search while events are waited for
         # Earlier steps may have been slow; the final commit still has to follow.
         seconds = min(self.settings.anabranch_grace_period_seconds, self.shutdown.seconds_left())
         if not stopping:
@@ -310,7 +334,13 @@ class WorkerApp:
         if self._store_watch is not None:
             self._store_watch.cancel()
             await asyncio.wait([self._store_watch])
-        await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
+        self._live_recall.end()
+        await asyncio.gather(
+            *(
+                store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
+                for store in (self._store, self._exact_store)
+            )
+        )
 
     def _mount(self) -> None:
         """Register the agent and the web pages."""
@@ -353,6 +383,14 @@ class WorkerApp:
             partitions=len(self._partitions()),
             missing_topics=self._topics.missing,
             stopping=self.shutdown.has_begun,
+        )
+
+    def _is_busy(self) -> bool:
+        """Whether events wait, or the store is not well; then recall is not measured."""
+        return (
+            not self._health.ready
+            or self._delivery.waiting > 0
+            or any(seconds > _MAX_WAITING_SECONDS for _, seconds in self._lag.oldest_waiting())
         )
 
     async def _watch_topics(self) -> None:

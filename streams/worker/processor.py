@@ -33,7 +33,7 @@ from streams.core.headers import Headers
 from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.core.profiles import Profile, RetrievalParams, resolve_params
 from streams.retries import retry
-from streams.retrieval import Store, Tokenizer, retrieve
+from streams.retrieval import Retrieved, Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
 from streams.wire.deadletter import error_headers, fit_headers, placeholder_headers
@@ -109,6 +109,7 @@ class Processor:
         publish_dead_letter: the same, with compression.
         embedding_model: the store's model; events with another model are rejected. None: accept any.
         waits: for waiting until the next attempt, or for the store.
+        on_answer: called when the broker has acknowledged a result.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Processor:
         dead_letter_topic: str,
         outage: OutagePolicy,
         waits: InterruptibleWaits,
+        on_answer: Callable[[Retrieved], None] = lambda _: None,
     ) -> None:
         self._codec = codec
         self._store = store
@@ -143,6 +145,7 @@ class Processor:
         self._dead_letter_topic = dead_letter_topic
         self._outage = outage
         self._waits = waits
+        self._on_answer = on_answer
         self._last_success = -1.0
         # A single thread: a decoded event may take thirty times its size in memory until unknown fields are dropped.
         self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
@@ -251,6 +254,7 @@ class Processor:
         await self._publish(self._output_topic, record.key, payload, record.headers)
         metrics.stage("publish").observe(perf_counter() - clock)
         self._count_answer(query, retrieved.result, record)
+        self._on_answer(retrieved)
 
     async def _decode(self, value: bytes) -> QueryEmbedding:
         if len(value) <= _LONG_EVENT_BYTES:

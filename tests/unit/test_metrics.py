@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from streams.core.live_recall import NotMeasured
 from streams.core.warning_codes import WarningCode
 from streams.telemetry.metrics import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Metrics, WorkerState
 from tests.metric_names import metric_names
@@ -25,6 +26,11 @@ SPECIFIED = {
     "anabranch_expired_on_arrival_total": ("counter", set()),
     "anabranch_warnings_total": ("counter", {"code"}),
     "anabranch_retries_total": ("counter", {"cause"}),
+    "anabranch_live_recall_total": ("counter", {"size"}),
+    "anabranch_live_recall_sum": ("gauge", {"size"}),
+    "anabranch_live_recall_squares_sum": ("gauge", {"size"}),
+    "anabranch_live_recall_skipped_total": ("counter", {"reason"}),
+    "anabranch_live_recall_seconds_total": ("counter", set()),
     "anabranch_in_flight_events": ("gauge", set()),
     "anabranch_pool_connections": ("gauge", {"state"}),
     "anabranch_pool_connections_max": ("gauge", set()),
@@ -140,6 +146,9 @@ def test_series_of_known_labels_exist_before_their_first_event() -> None:
         "publish",
     }
     assert labelled("anabranch_search_duration_seconds_count", "scope", metrics) == {"local", "global"}
+    for name in ("total", "sum", "squares_sum"):
+        assert labelled(f"anabranch_live_recall_{name}", "size", metrics) == {"normal", "large"}
+    assert labelled("anabranch_live_recall_skipped_total", "reason", metrics) == set(NotMeasured)
     # Every code that a dead letter or a retry may have, and no other: labels are bounded.
     assert labelled("anabranch_dead_letters_total", "code", metrics) == DEAD_LETTERS
     assert labelled("anabranch_retries_total", "cause", metrics) == RETRIES

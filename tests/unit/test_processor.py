@@ -32,7 +32,7 @@ from streams.core.errors import (
 from streams.core.messages import QueryEmbedding, result_id
 from streams.core.profiles import BUILTIN_PROFILES
 from streams.core.selection import Candidate
-from streams.retrieval import ArmResult, Search, StoredPassage
+from streams.retrieval import ArmResult, Retrieved, Search, StoredPassage
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
 from streams.wire.deadletter import Origin, read_dead_letter
@@ -149,6 +149,7 @@ class Bench:
         self.broker = broker or Broker()
         self.metrics = Metrics()
         self.findings: list[Any] = []
+        self.answers: list[Retrieved] = []
         self.frozen = False
         self.health = StoreHealth(probe=self._probe, inspect=self._inspect, interval_seconds=0.001)
         self.processor = Processor(
@@ -166,6 +167,7 @@ class Bench:
             dead_letter_topic="dead",
             outage=OutagePolicy(then=then, attempts=attempts, base_seconds=0.001, max_seconds=0.002),
             waits=InterruptibleWaits(),
+            on_answer=self.answers.append,
         )
 
     async def _probe(self) -> None:
@@ -294,9 +296,12 @@ async def test_it_waits_for_the_broker_s_acknowledgement() -> None:
         await asyncio.sleep(0.02)
         assert not handling.done()
         assert bench.outcomes() == {}
+        assert bench.answers == []
         acknowledged.set()
         await handling
     assert bench.outcomes() == {"answered": 1}
+    (retrieved,) = bench.answers
+    assert [search.principals for search, _ in retrieved.searches.values()] == [(f"user:{CANARY}",)]
 
 
 async def test_a_tombstone_is_skipped_and_counted() -> None:

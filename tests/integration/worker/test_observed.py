@@ -40,6 +40,11 @@ METRICS = {
     "anabranch_expired_on_arrival_total": set(),
     "anabranch_warnings_total": {"code"},
     "anabranch_retries_total": {"cause"},
+    "anabranch_live_recall_total": {"size"},
+    "anabranch_live_recall_sum": {"size"},
+    "anabranch_live_recall_squares_sum": {"size"},
+    "anabranch_live_recall_skipped_total": {"reason"},
+    "anabranch_live_recall_seconds_total": set(),
     "anabranch_in_flight_events": set(),
     "anabranch_pool_connections": {"state"},
     "anabranch_pool_connections_max": set(),
@@ -219,6 +224,9 @@ def agree(samples: Samples, events: Load, output_reader: OutputReader) -> None:
         ("local",): topics,
         ("global",): answered,
     }
+    # The store is small.
+    assert samples.nonzero("anabranch_live_recall_skipped_total") == {("exact",): topics + answered}
+    assert samples.total("anabranch_live_recall_total") == 0
     assert samples.value("anabranch_retries_total", cause="store_unavailable") >= 8
     assert samples.all("anabranch_build_info") == {(streams.__version__,): 1}
     assert 0 < samples.total("anabranch_pool_connections") <= 17
