@@ -99,7 +99,9 @@ def test_the_share_is_spent_but_never_exceeded(share: float) -> None:
 
 def test_nothing_is_spent_without_a_share() -> None:
     budget = Budget(0)
-    assert spend_all(budget, lambda: 0.0001, 1000) == (pytest.approx(10), 0)
+    worked, spent = spend_all(budget, lambda: 0.0001, 1000)
+    assert worked == pytest.approx(10)
+    assert spent == 0
 
 
 def test_a_search_that_takes_longer_than_its_limit_is_paid_back() -> None:

@@ -186,9 +186,9 @@ async def search(
     [
         pytest.param((1000, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: well below"),
         pytest.param((60, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: at five times the bound"),
-        pytest.param((60, 299, 15, 20_000), (2, 300, 15, False, False), id="4: the smaller bound is at most the larger"),
+        pytest.param((60, 299, 15, 20_000), (2, 300, 15, False, False), id="4: bounded by the larger"),
         pytest.param((59, 300, 15, 20_000), (1, 296 + 300 + 300, 15, False, True), id="3: at the larger bound"),
-        pytest.param((59, 1200, 15, 99), (1, 296 + 300 + 300, 15, False, True), id="3: at a quarter of the larger bound"),
+        pytest.param((59, 1200, 15, 99), (1, 296 + 300 + 300, 15, False, True), id="3: at a quarter of it"),
         pytest.param((59, 1199, 15, 100), (1, 296 + 300 + 300, 15, False, True), id="3: at three rows a tuple"),
         pytest.param((59, 1199, 15, 99), (2, 296 + 300 + 300 + 300, 15, False, True), id="5: above both"),
         pytest.param((59, 300, 15, 99), (2, 296 + 298 + 300 + 300, 15, False, True), id="5: at the bound"),
