@@ -97,12 +97,14 @@ class ArmResult:
         complete: the scope has no more rows.
         truncated: the index scan reached its limit, and the scope is too large to search exactly; the candidates are
             those found until then.
+        exact: all rows of the scope were compared; otherwise, the vector index found the candidates.
         passages: the content of the candidates, if the search asked for it.
     """
 
     candidates: Sequence[Candidate]
     complete: bool
     truncated: bool = False
+    exact: bool = True
     passages: Mapping[UUID, "StoredPassage"] = field(default_factory=dict)
 
 
@@ -166,12 +168,21 @@ Tokenizer = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A result, and the durations of its parts in seconds."""
+    """A result, and the durations of its parts in seconds.
+
+    Attributes:
+        result: what is published.
+        search_seconds: duration of the searches, which run in parallel, and of loading texts.
+        assemble_seconds: duration of the selection.
+        arm_seconds: each arm's searches.
+        searches: each arm's last search, and what it returned.
+    """
 
     result: RetrievalResult
     search_seconds: float
     assemble_seconds: float
     arm_seconds: Mapping[Scope, float]
+    searches: Mapping[Scope, tuple[Search, ArmResult]]
 
 
 def unit_vector(embedding: Sequence[float]) -> Vector:
@@ -252,7 +263,9 @@ async def retrieve(
             break
     with timers.assembling:
         result = _result(query, params, selection, texts, truncated=fan_out.truncated, started=started)
-    return Retrieved(result, timers.searching.seconds, timers.assembling.seconds, dict(fan_out.arm_seconds))
+    return Retrieved(
+        result, timers.searching.seconds, timers.assembling.seconds, fan_out.arm_seconds, fan_out.searches
+    )
 
 
 def _without_missing_parents(arms: Mapping[Scope, Arm], missing_ids: Collection[UUID]) -> Mapping[Scope, Arm]:
@@ -428,6 +441,7 @@ class _FanOut:
         self._stale = set(scopes)
         self.arms: dict[Scope, Arm] = {}
         self.arm_seconds: dict[Scope, float] = {}
+        self.searches: dict[Scope, tuple[Search, ArmResult]] = {}
         self.truncated = False
 
     async def search(self) -> None:
@@ -465,18 +479,18 @@ class _FanOut:
     async def _search_arm(self, scope: Scope) -> None:
         clock = perf_counter()
         query = self._query
-        result = await self._store.search(
-            Search(
-                vector=self._vector,
-                principals=query.principals,
-                session_id=query.session_id,
-                topic_id=query.topic_id if scope == "local" else None,
-                filters=query.filters,
-                expand_parents=self._expand,
-                limit=self._limits[scope],
-                with_passages=self._with_passages,
-            )
+        search = Search(
+            vector=self._vector,
+            principals=query.principals,
+            session_id=query.session_id,
+            topic_id=query.topic_id if scope == "local" else None,
+            filters=query.filters,
+            expand_parents=self._expand,
+            limit=self._limits[scope],
+            with_passages=self._with_passages,
         )
+        result = await self._store.search(search)
+        self.searches[scope] = search, result
         self._on_passages(result.passages)
         self.truncated = self.truncated or result.truncated
         self.arms[scope] = rank_candidates(

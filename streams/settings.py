@@ -65,11 +65,14 @@ class Settings(BaseSettings):
     anabranch_default_profile: str = "extraction"
     anabranch_profiles_file: Path | None = None
     anabranch_search_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
-    anabranch_exact_scan_rows: int = Field(default=20_000, ge=0)
+    # The maximum leaves room for the searches' arithmetic in 32 bits.
+    anabranch_exact_scan_rows: int = Field(default=20_000, ge=0, le=100_000_000)
     # Prepared statements per connection; 0 for a pooler that does not support them.
     anabranch_statement_cache_size: int = Field(default=100, ge=0, le=10_000)
     # A replica that may be further behind its primary is not searched; 0: no replica at all.
     anabranch_max_replication_lag_seconds: float = Field(default=60.0, ge=0)
+    # Exact searches that measure recall take at most this share of the searches' time; 0: none.
+    anabranch_live_recall_share: float = Field(default=0.01, ge=0, le=1)
     anabranch_embedding_model: str | None = None
     anabranch_principals_setting: SettingName = "anabranch.principals"
     anabranch_schema_path: Path | None = None

@@ -73,7 +73,8 @@ BEGIN
     || CASE WHEN by_type IS NOT NULL THEN ' AND d.document_type OPERATOR(pg_catalog.=) $5' ELSE '' END
     || CASE WHEN by_prefix IS NOT NULL THEN ' AND d.source_url OPERATOR(pg_catalog.^@) $6' ELSE '' END
     || CASE WHEN pairs > 2
-            THEN ' AND public.anabranch_has_metadata(d.metadata, c.metadata, $7)' ELSE '' END
+            THEN ' AND CASE WHEN m2.chunk_id IS NOT NULL'
+                 ' THEN public.anabranch_has_metadata(d.metadata, c.metadata, $7) END' ELSE '' END
     -- No index supports the policies. So without a session, their condition is repeated for the documents if these are
     -- filtered, because they are fewer.
     || CASE WHEN session IS NULL AND of_document
@@ -82,6 +83,7 @@ END
 $$;
 
 -- Whether a chunk, with its document's metadata overridden by its own, has all of these keys and values, which alternate.
+-- It takes long, so searches call it only for chunks that have the first two pairs.
 CREATE OR REPLACE FUNCTION public.anabranch_has_metadata(document jsonb, chunk jsonb, pairs text[]) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
@@ -91,8 +93,8 @@ AS $$
       coalesce(chunk OPERATOR(pg_catalog.->) pairs[i], document OPERATOR(pg_catalog.->) pairs[i])))
 $$;
 
--- The number of searchable rows in a scope, counted up to most. Reads no vectors. Chunks without an embedding count too if a
--- topic or one pair of metadata is the only condition. `scope`: of a filtered search.
+-- The number of searchable rows in a scope, counted up to most; without filters in indexes only. Chunks without an embedding
+-- count too if a topic or one pair of metadata is the only condition. `scope`: of a filtered search.
 CREATE OR REPLACE FUNCTION public.anabranch_scope_size(
   scope text, session uuid, topic uuid, by_section text, by_type text, by_prefix text, by_metadata text[], most integer)
 RETURNS integer
@@ -127,7 +129,8 @@ BEGIN
 END
 $$;
 
--- The nearest rows of a scope, exactly: reads all of them. `parents`: of problems, else null.
+-- The nearest rows of a scope, exactly: reads all of them. A zero vector has no distance (NaN), and is left out, as by the
+-- vector index. `parents`: of problems, else null.
 CREATE OR REPLACE FUNCTION public.anabranch_search_exactly(
   scope text, query :vector_schema.vector, session uuid, topic uuid,
   by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer,
@@ -138,39 +141,42 @@ BEGIN
   IF scope IS NOT NULL THEN
     EXECUTE 'SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id)'
             ' FROM (SELECT * FROM (SELECT c.id, c.embedding <=> $8 AS distance,'
-            ' CASE c.chunk_type WHEN ''problem'' THEN c.parent_chunk_id END AS parent_id'
-            || scope || ' OFFSET 0) s ORDER BY s.distance, s.id LIMIT $1) n'
+            ' CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) ''problem'' THEN c.parent_chunk_id END AS parent_id'
+            || scope || ' OFFSET 0) s WHERE s.distance < ''NaN'' ORDER BY s.distance, s.id LIMIT $1) n'
     INTO ids, distances, parents USING max_rows, session, topic, by_section, by_type, by_prefix, by_metadata, query;
   ELSIF topic IS NOT NULL THEN
     SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
     FROM (SELECT *
           FROM (SELECT c.id, c.embedding <=> query AS distance,
-                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                       CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
                 FROM public.chunk_topics t
                 JOIN public.document_chunks c ON c.id = t.chunk_id
                 WHERE t.topic_id = topic AND t.session_id = session
                   AND c.session_id = session AND c.embedding IS NOT NULL
                 OFFSET 0) s -- an optimization fence: the vector index must not provide this order
+          WHERE s.distance < 'NaN'
           ORDER BY s.distance, s.id
           LIMIT max_rows) n;
   ELSIF session IS NOT NULL THEN
     SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
     FROM (SELECT *
           FROM (SELECT c.id, c.embedding <=> query AS distance,
-                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                       CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
                 FROM public.document_chunks c
                 WHERE c.session_id = session AND c.embedding IS NOT NULL
                 OFFSET 0) s
+          WHERE s.distance < 'NaN'
           ORDER BY s.distance, s.id
           LIMIT max_rows) n;
   ELSE
     SELECT pg_catalog.array_agg(n.id), pg_catalog.array_agg(n.distance), pg_catalog.array_agg(n.parent_id) INTO ids, distances, parents
     FROM (SELECT *
           FROM (SELECT c.id, c.embedding <=> query AS distance,
-                       CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                       CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
                 FROM public.document_chunks c
                 WHERE c.access_set_id = ANY (ARRAY(SELECT a.id FROM public.access_sets a)) AND c.embedding IS NOT NULL
                 OFFSET 0) s
+          WHERE s.distance < 'NaN'
           ORDER BY s.distance, s.id
           LIMIT max_rows) n;
   END IF;
@@ -200,7 +206,7 @@ BEGIN
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
     INTO ids, distances, parents, size
     FROM (SELECT c.id, c.embedding <=> query AS distance,
-                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                 CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           WHERE c.embedding IS NOT NULL
             AND (session IS NULL OR c.session_id = session)
@@ -212,7 +218,7 @@ BEGIN
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
     INTO ids, distances, parents, size
     FROM (SELECT c.id, c.embedding <=> query AS distance,
-                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                 CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
           LEFT JOIN public.chunk_metadata m1 ON m1.entry = entry_1 AND m1.chunk_id = c.id
@@ -225,7 +231,8 @@ BEGIN
             AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
             AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
             AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
-            AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+            AND (NOT further OR CASE WHEN m2.chunk_id IS NOT NULL
+                                     THEN public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata) END)
           ORDER BY (l2_normalize(c.embedding)::halfvec(768)) <=> half
           FETCH FIRST wanted ROWS WITH TIES) n;
   ELSIF NOT filtered THEN
@@ -233,7 +240,7 @@ BEGIN
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
     INTO ids, distances, parents, size
     FROM (SELECT c.id, c.embedding <=> query AS distance,
-                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                 CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           WHERE c.embedding IS NOT NULL
             AND (session IS NULL OR c.session_id = session)
@@ -245,7 +252,7 @@ BEGIN
            pg_catalog.array_agg(n.parent_id ORDER BY n.distance, n.id), count(*)
     INTO ids, distances, parents, size
     FROM (SELECT c.id, c.embedding <=> query AS distance,
-                 CASE c.chunk_type WHEN 'problem' THEN c.parent_chunk_id END AS parent_id
+                 CASE WHEN c.chunk_type OPERATOR(pg_catalog.=) 'problem' THEN c.parent_chunk_id END AS parent_id
           FROM public.document_chunks c
           LEFT JOIN public.documents d ON d.id = c.document_id AND of_document
           LEFT JOIN public.chunk_metadata m1 ON m1.entry = entry_1 AND m1.chunk_id = c.id
@@ -258,7 +265,8 @@ BEGIN
             AND (by_prefix IS NULL OR d.source_url OPERATOR(pg_catalog.^@) by_prefix)
             AND (entry_1 IS NULL OR m1.chunk_id IS NOT NULL)
             AND (entry_2 IS NULL OR m2.chunk_id IS NOT NULL)
-            AND (NOT further OR public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata))
+            AND (NOT further OR CASE WHEN m2.chunk_id IS NOT NULL
+                                     THEN public.anabranch_has_metadata(d.metadata, c.metadata, by_metadata) END)
           ORDER BY c.embedding <=> query
           FETCH FIRST wanted ROWS WITH TIES) n;
   END IF;
@@ -278,7 +286,8 @@ $$;
 -- milliseconds              time limit, checked between statements, and of each wait for a lock
 --
 -- Returns ids and cosine distances in the total order (distance, id). With expand_parents also, for each, the parent that
--- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6.
+-- replaces it, and whether that parent is missing. `complete`: the scope has no more rows. `truncated`: see step 6. `exact`:
+-- all rows of the scope were compared.
 --
 -- Steps, until one has a result:
 -- 1. An exact search, if the scope has at most small_scope rows, or five times as many in a session without topic and
@@ -298,7 +307,7 @@ CREATE OR REPLACE FUNCTION public.anabranch_search(
   by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer, expand_parents boolean,
   small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer,
   OUT ids uuid[], OUT distances double precision[], OUT parent_ids uuid[], OUT parents_missing boolean[],
-  OUT complete boolean, OUT truncated boolean) RETURNS record
+  OUT complete boolean, OUT truncated boolean, OUT exact boolean) RETURNS record
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan SET jit = off SET random_page_cost = 1
 SET enable_seqscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -312,6 +321,7 @@ DECLARE
   max_tuples integer := current_setting('hnsw.max_scan_tuples');
   scope text;
   bound integer;
+  counted integer := -1; -- the bound up to which the scope was counted
   size integer;
   parents uuid[];
   applied text;
@@ -327,32 +337,39 @@ BEGIN
   rows_per_tuple := CASE WHEN topic IS NULL AND scope IS NULL THEN 3 ELSE 1 END;
   complete := false;
   truncated := false;
+  exact := false;
 
-  FOR step IN 1..3 LOOP
+  FOR attempt IN 1..3 LOOP
     IF clock_timestamp() > deadline THEN
       RAISE EXCEPTION 'the search took longer than its time limit' USING ERRCODE = 'query_canceled';
     END IF;
     bound := CASE
-      WHEN step = 1 AND session IS NOT NULL AND topic IS NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
-      WHEN step = 1 THEN small_scope
+      WHEN attempt = 1 AND session IS NOT NULL AND topic IS NULL AND scope IS NULL THEN least(5 * small_scope, exact_scope)
+      WHEN attempt = 1 THEN small_scope
       -- size: what the first scan found
-      WHEN step = 2 THEN least(exact_scope, greatest(
-        small_scope, exact_scope / 4, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1))))
+      WHEN attempt = 2 THEN least(exact_scope, greatest(
+        exact_scope / 4, rows_per_tuple * least(max_tuples, first_tuples * wanted / greatest(size, 1))))
       ELSE exact_scope
     END;
-    size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
+    IF bound > counted THEN
+      size := public.anabranch_scope_size(scope, session, topic, by_section, by_type, by_prefix, by_metadata, bound + 1);
+      counted := bound;
+    ELSE
+      size := bound + 1; -- it has more rows than were counted
+    END IF;
     IF size <= bound THEN
       SELECT e.ids, e.distances, e.parents INTO ids, distances, parents
       FROM public.anabranch_search_exactly(
         scope, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows) e;
       complete := size <= max_rows OR ids IS NULL OR cardinality(ids) < max_rows;
+      exact := true;
       EXIT;
     END IF;
-    IF step = 3 THEN
+    IF attempt = 3 THEN
       truncated := true;
       EXIT;
     END IF;
-    IF step = 1 THEN
+    IF attempt = 1 THEN
       applied := set_config('hnsw.max_scan_tuples', least(max_tuples, first_tuples)::text, true);
     END IF;
     SELECT i.ids[:max_rows], i.distances[:max_rows], i.parents[:max_rows], i.size INTO ids, distances, parents, size
@@ -438,7 +455,7 @@ CREATE OR REPLACE FUNCTION public.anabranch_search_passages(
   by_section text, by_type text, by_prefix text, by_metadata text[], max_rows integer,
   small_scope integer, exact_scope integer, by_halfvec boolean, ef_search integer, milliseconds integer)
 RETURNS TABLE (
-  complete boolean, truncated boolean, distance double precision,
+  complete boolean, truncated boolean, exact boolean, distance double precision,
   id uuid, document_id uuid, text_content text, token_count integer, page integer, section text, chunk_position integer,
   coordinates text, title text, source_url text, file_description text, metadata text, metadata_invalid boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
@@ -451,11 +468,12 @@ BEGIN
     principals, query, session, topic, by_section, by_type, by_prefix, by_metadata, max_rows, false,
     small_scope, exact_scope, by_halfvec, ef_search, milliseconds);
   RETURN QUERY
-  SELECT arm.complete, arm.truncated, arm.distances[array_position(arm.ids, p.id)], p.*
+  SELECT arm.complete, arm.truncated, arm.exact, arm.distances[array_position(arm.ids, p.id)], p.*
   FROM public.anabranch_passages(principals, arm.ids, milliseconds) p;
   IF NOT FOUND THEN
     complete := arm.complete;
     truncated := arm.truncated;
+    exact := arm.exact;
     RETURN NEXT;
   END IF;
 END

@@ -6,11 +6,12 @@ run, or what to select from them. `streams.store.error_translation` translates e
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -26,6 +27,8 @@ from streams.store.replication import LAG_SECONDS, LagLimit, ReplicaConnection, 
 from streams.store.vector_index import VectorIndex, read_vector_index
 
 __all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,6 +63,11 @@ _CANCEL_SECONDS = 1.0
 # A server has read a statement after this time.
 _CANCEL_DELAY_SECONDS = 0.1
 
+# A search ends before this time has passed after its deadline, unless its worker has disappeared.
+_BACKSTOP_SECONDS = 1.0
+# How often a server checks during a statement whether the client is still connected.
+_CLIENT_CHECK_MS = 250
+
 # A connection acquired from a pool.
 PooledConnection = asyncpg.pool.PoolConnectionProxy
 
@@ -76,6 +84,7 @@ class PostgresStore:
         statement_cache_size: how many prepared statements each connection keeps; 0 for a pooler that does not support
             them. Then each statement takes two round trips.
         max_replication_lag_seconds: a replica that may be further behind is not searched.
+        application_name: what ``pg_stat_activity`` shows.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class PostgresStore:
         small_scope_rows: int = 1000,
         statement_cache_size: int = 100,
         max_replication_lag_seconds: float = 60.0,
+        application_name: str = "anabranch",
     ) -> None:
         self._dsn = dsn
         self._connections = connections
@@ -95,9 +105,11 @@ class PostgresStore:
         self._exact_scan_rows = exact_scan_rows
         self._small_scope_rows = min(small_scope_rows, exact_scan_rows)
         self._statement_cache_size = statement_cache_size
+        self._application_name = application_name
         self._lag_limit = LagLimit(max_replication_lag_seconds)
         # Read again on each new connection.
         self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
+        self._accepts_limits = True
         self._closing: set[asyncio.Task[None]] = set()
         self._pool: asyncpg.Pool | None = None
 
@@ -113,8 +125,33 @@ class PostgresStore:
             reset=_nothing_to_reset,
             timeout=self._timeout,
             statement_cache_size=self._statement_cache_size,
-            server_settings={"application_name": "anabranch"},
+            connect=self._connect,
         )
+
+    async def _connect(self, *args: Any, **options: Any) -> asyncpg.Connection:
+        """Connect, and let the server itself end a statement that nobody can cancel any more, if it accepts that.
+
+        A pooler may reject these settings. They hold for statements that begin later, so a search cannot make them.
+        """
+        name = {"application_name": self._application_name}
+        limits = {
+            "statement_timeout": str(math.ceil(1000 * (self._timeout + _BACKSTOP_SECONDS))),
+            "client_connection_check_interval": str(_CLIENT_CHECK_MS),
+        }
+        if self._accepts_limits:
+            try:
+                return await asyncpg.connect(*args, server_settings=name | limits, **options)
+            except (
+                asyncpg.ProtocolViolationError,
+                asyncpg.InvalidParameterValueError,
+                asyncpg.UndefinedObjectError,
+            ):
+                self._accepts_limits = False
+                logger.warning(
+                    "the database server does not accept statement_timeout and client_connection_check_interval"
+                    " when a connection is opened; behind a pooler, set them for the worker's role"
+                )
+        return await asyncpg.connect(*args, server_settings=name, **options)
 
     async def _initialize(self, connection: asyncpg.Connection) -> None:
         """Read the vector index, and load all types that statements use.
@@ -203,6 +240,17 @@ class PostgresStore:
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
+        return await self._search(search, self._small_scope_rows, self._exact_scan_rows)
+
+    async def search_exactly(self, search: Search, *, max_rows: int, timeout_seconds: float) -> ArmResult:
+        """Search one arm by reading its whole scope. If that has more than `max_rows` rows, the result is not exact.
+
+        Raises:
+            TransientError: see `streams.store.error_translation`.
+        """
+        return await self._search(search, max_rows, max_rows, timeout_seconds=timeout_seconds)
+
+    async def _search(self, search: Search, *bounds: int, timeout_seconds: float | None = None) -> ArmResult:
         scope = (
             search.vector,
             search.session_id,
@@ -211,18 +259,31 @@ class PostgresStore:
             search.limit,
         )
         narrowed = search.session_id is not None or search.filters is not None
-        bounds = (self._small_scope_rows, self._exact_scan_rows)
         if search.with_passages:
-            rows = await self._call("search_passages", search.principals, *scope, *bounds, narrowed=narrowed)
+            rows = await self._call(
+                "search_passages",
+                search.principals,
+                *scope,
+                *bounds,
+                narrowed=narrowed,
+                timeout_seconds=timeout_seconds,
+            )
             found = [row for row in rows if row["id"] is not None]
             return ArmResult(
                 [Candidate(row["id"], row["distance"]) for row in found],
                 complete=rows[0]["complete"],
                 truncated=rows[0]["truncated"],
+                exact=rows[0]["exact"],
                 passages={row["id"]: _passage(row) for row in found},
             )
         [row] = await self._call(
-            "search", search.principals, *scope, search.expand_parents, *bounds, narrowed=narrowed
+            "search",
+            search.principals,
+            *scope,
+            search.expand_parents,
+            *bounds,
+            narrowed=narrowed,
+            timeout_seconds=timeout_seconds,
         )
         ids, distances = row["ids"] or (), row["distances"] or ()
         if row["parent_ids"] is None:
@@ -230,7 +291,7 @@ class PostgresStore:
         else:
             parents = row["parent_ids"], row["parents_missing"]
             candidates = [Candidate(*found) for found in zip(ids, distances, *parents, strict=True)]
-        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"])
+        return ArmResult(candidates, complete=row["complete"], truncated=row["truncated"], exact=row["exact"])
 
     async def sizes(self, principals: Sequence[str], chunk_ids: Sequence[UUID]) -> Mapping[UUID, StoredSize]:
         """Data, except the texts, of those chunks that the requesting principals may (still) read.
@@ -256,7 +317,12 @@ class PostgresStore:
         return {row["id"]: _passage(row) for row in await self._call("passages", principals, chunk_ids)}
 
     async def _call(
-        self, name: str, principals: Sequence[str], *values: object, narrowed: bool | None = None
+        self,
+        name: str,
+        principals: Sequence[str],
+        *values: object,
+        narrowed: bool | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[asyncpg.Record]:
         """Call a function for these principals, in a transaction of its own.
 
@@ -265,11 +331,12 @@ class PostgresStore:
             principals: the requesting principals.
             values: the arguments.
             narrowed: for a search, whether its scope is less than everything that the principals may read.
+            timeout_seconds: used instead of the timeout of all searches.
         """
         with _translated():
             running: list[asyncio.Task[list[asyncpg.Record]]] = []
             async with (
-                asyncio.timeout(self._timeout) as limit,
+                asyncio.timeout(timeout_seconds or self._timeout) as limit,
                 self._connection(running=running) as connection,
             ):
                 if narrowed is not None:

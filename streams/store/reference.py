@@ -229,7 +229,7 @@ def is_compatible_type(found: str, expected: str) -> bool:
 # Comparison: with the search_path pg_catalog, PostgreSQL prints the schema of everything that is not in pg_catalog.
 
 _CATALOG_OPERATOR: Final = re.compile(r"OPERATOR\(pg_catalog\.([^)\s]+)\)")
-_QUALIFIER_OR_SPACE: Final = re.compile(r"\b\w+\.|\s")
+_QUALIFIER_OR_SPACE: Final = re.compile(r'(?:\b\w+|"(?:[^"]|"")+")\.|\s')
 _SET: Final = re.compile(r"SET (\w+) (?:=|TO) (.+?)(?=\s+(?:SET|AS)\b|\s*$)", re.DOTALL)
 
 
@@ -260,7 +260,10 @@ def function_definition(head: str, body: str) -> str:
     """A function's arguments, result, language and attributes, in PostgreSQL's order, and its body."""
 
     def setting(match: re.Match[str]) -> str:
-        values = (value.strip().strip("'") for value in match[2].split(","))
+        # PostgreSQL prints each value as a string literal, here they are identifiers.
+        values = (
+            re.sub(r'^["\']|["\']$', "", value.strip()).replace('""', '"') for value in match[2].split(",")
+        )
         return f"SET {match[1]} TO {','.join(values)}"
 
     return normalized(_SET.sub(setting, head)) + "$$" + body

@@ -9,22 +9,23 @@ from streams.core.errors import StoreUnavailable
 
 __all__ = ["LAG_SECONDS", "LagLimit", "ReplicaConnection", "lag_seconds"]
 
-#: How old the data may be, as an expression in SQL: 0 on a primary; infinite if a replica has no proof. A replica has
-#: two kinds:
+#: How old the data may be, as an expression in SQL: 0 on a primary; infinite if a replica has no proof. On a replica
+#: it is never 0, even if its clock is behind the primary's: a limit of 0 allows no replica. A replica has two kinds:
 #: - The last commit that it has replayed, from any database of the server. On an idle primary, it is old.
 #: - The last message from the primary, if everything up to the primary's position in that message is replayed. Only
 #:   members of pg_read_all_stats see it. On an idle connection, there is one every wal_receiver_timeout / 2.
 #: Whether the replica is connected proves nothing: it may wait for a primary that does not answer.
 LAG_SECONDS: Final = """
 CASE WHEN pg_catalog.pg_is_in_recovery() THEN
-  COALESCE(
-    GREATEST(
-      0,
+  -- GREATEST ignores NULL.
+  GREATEST(
+    1e-6,
+    COALESCE(
       EXTRACT(epoch FROM pg_catalog.clock_timestamp() - GREATEST(
         (SELECT r.last_msg_send_time FROM pg_catalog.pg_stat_wal_receiver r
          WHERE r.status = 'streaming' AND r.latest_end_lsn <= pg_catalog.pg_last_wal_replay_lsn()),
-        pg_catalog.pg_last_xact_replay_timestamp()))::float8),
-    'Infinity')
+        pg_catalog.pg_last_xact_replay_timestamp()))::float8,
+      'Infinity'))
 ELSE 0 END
 """
 

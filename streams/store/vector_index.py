@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from streams.store.catalog import INDEX_DEFINITION, USABLE_INDEX, Connection
+from streams.store.catalog import INDEX_DEFINITION, USABLE_INDEX, Connection, qualified_names
 from streams.store.reference import index_definitions, normalized_index, reference
 
 __all__ = ["VectorIndex", "read_vector_index"]
@@ -12,7 +12,7 @@ __all__ = ["VectorIndex", "read_vector_index"]
 # session, a topic or filters narrow. docs/performance.md shows how they were chosen.
 _EF_SEARCH: Final = (400, 300)
 # The same for an index that was built with fewer candidates, as in an earlier release.
-_EF_SEARCH_HASTY_BUILD: Final = (400, 400)
+_EF_SEARCH_OLD_BUILD: Final = (400, 400)
 _EF_CONSTRUCTION: Final = 400
 
 
@@ -34,13 +34,15 @@ class VectorIndex:
 async def read_vector_index(connection: Connection) -> VectorIndex:
     """The usable index built with most candidates, preferably in half precision; without any, as for an old one."""
     by_halfvec, by_vector = index_definitions(_REFERENCE)
+    async with qualified_names(connection):
+        rows = await connection.fetch(_INDEXES)
     found = [
         (row["ef_construction"], definition == by_halfvec)
-        for row in await connection.fetch(_INDEXES)
+        for row in rows
         if (definition := normalized_index(row["definition"])) in (by_halfvec, by_vector)
     ]
     candidates, halfvec = max(found, default=(0, False))
-    return VectorIndex(halfvec, *(_EF_SEARCH if candidates >= _EF_CONSTRUCTION else _EF_SEARCH_HASTY_BUILD))
+    return VectorIndex(halfvec, *(_EF_SEARCH if candidates >= _EF_CONSTRUCTION else _EF_SEARCH_OLD_BUILD))
 
 
 _REFERENCE: Final = next(

@@ -33,7 +33,7 @@ from streams.core.headers import Headers
 from streams.core.messages import QueryEmbedding, RetrievalResult
 from streams.core.profiles import Profile, RetrievalParams, resolve_params
 from streams.retries import retry
-from streams.retrieval import Store, Tokenizer, retrieve
+from streams.retrieval import Retrieved, Store, Tokenizer, retrieve
 from streams.telemetry.metrics import Metrics
 from streams.wire import Codec
 from streams.wire.deadletter import error_headers, fit_headers, placeholder_headers
@@ -78,6 +78,11 @@ class InputRecord(Protocol):
     @property
     def read_at(self) -> float: ...
 
+    @property
+    def timestamp(self) -> float | None:
+        """When it was written to Kafka, in seconds since the epoch; None: unknown."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OutagePolicy:
@@ -104,6 +109,7 @@ class Processor:
         publish_dead_letter: the same, with compression.
         embedding_model: the store's model; events with another model are rejected. None: accept any.
         waits: for waiting until the next attempt, or for the store.
+        on_answer: called when the broker has acknowledged a result.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class Processor:
         dead_letter_topic: str,
         outage: OutagePolicy,
         waits: InterruptibleWaits,
+        on_answer: Callable[[Retrieved], None] = lambda _: None,
     ) -> None:
         self._codec = codec
         self._store = store
@@ -138,6 +145,7 @@ class Processor:
         self._dead_letter_topic = dead_letter_topic
         self._outage = outage
         self._waits = waits
+        self._on_answer = on_answer
         self._last_success = -1.0
         # A single thread: a decoded event may take thirty times its size in memory until unknown fields are dropped.
         self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
@@ -191,7 +199,12 @@ class Processor:
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
             logger.error(  # noqa: TRY400  # the exception's own text may quote the event
-                "unexpected %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
+                "unexpected error",
+                extra={
+                    "error": _where(defect),
+                    **_position(record, record.offset),
+                    "event_id": None if tracker.decoded is None else str(tracker.decoded[0].event_id),
+                },
             )
             tracker.count_defect(defect)
             raise
@@ -241,6 +254,7 @@ class Processor:
         await self._publish(self._output_topic, record.key, payload, record.headers)
         metrics.stage("publish").observe(perf_counter() - clock)
         self._count_answer(query, retrieved.result, record)
+        self._on_answer(retrieved)
 
     async def _decode(self, value: bytes) -> QueryEmbedding:
         if len(value) <= _LONG_EVENT_BYTES:
@@ -274,6 +288,8 @@ class Processor:
         if replay_source(record.headers) is None:
             # Clocks differ between machines: an event from the future has age 0.
             metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
+        for code in result.warnings:
+            metrics.warnings.labels(code).inc()
         passages.observe(result.k_returned)
         tokens.observe(result.tokens_used)
 
@@ -324,19 +340,22 @@ class Processor:
                     raise
                 room //= 2
             else:
+                self._metrics.placeholders.inc()
                 break
 
     def _count_dead_letter(self, record: InputRecord, offset: int, error: TerminalError) -> None:
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.outcome("dead_lettered").inc()
+        if isinstance(error, Expired) and error.expires_at.timestamp() <= (record.timestamp or 0.0):
+            self._metrics.expired_on_arrival.inc()
         logger.warning(
-            "dead letter %s at %s[%d]@%d%s: %s",
-            error.code,
-            record.topic,
-            record.partition,
-            offset,
-            "" if error.event_id is None else f", event_id {error.event_id}",
-            error,
+            "dead letter",
+            extra={
+                "code": error.code,
+                **_position(record, offset),
+                "event_id": None if error.event_id is None else str(error.event_id),
+                "reason": str(error),
+            },
         )
 
     def _log_dlq_too_small(self, attempts: RetryCallState) -> None:
@@ -405,7 +424,12 @@ class _AttemptTracker:
 
 def _refuse_expired(query: QueryEmbedding) -> None:
     if query.expires_at is not None and query.expires_at <= datetime.now(UTC):
-        raise Expired("expires_at has passed")
+        raise Expired("expires_at has passed", expires_at=query.expires_at)
+
+
+def _position(record: InputRecord, offset: int) -> Mapping[str, object]:
+    """An event's position, as fields of a log line."""
+    return {"topic": record.topic, "partition": record.partition, "offset": offset}
 
 
 def _is_retriable(error: BaseException) -> bool:

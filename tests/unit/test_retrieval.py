@@ -309,11 +309,17 @@ async def test_only_the_arm_that_ran_dry_is_searched_further() -> None:
     children = [Row(number, 0.1, in_topic=True, parent=1) for number in range(100, 150)]
     others = [Row(number, 0.2, in_topic=True) for number in range(200, 203)]
     store = Rows([*children, *others, *(Row(number, 0.05) for number in range(300, 340))])
-    result = await answer(store, TOPICAL, params(3, expand_parents=True))
+    retrieved = await ask(store, TOPICAL, params(3, expand_parents=True))
+    result = retrieved.result
     assert numbers(result) == [1, 200, 300]
     assert [one.matched_chunk_id.int for one in result.results] == [100, 200, 300]
     limits = [(search.topic_id is not None, search.limit) for search in store.searches]
     assert sorted(limits) == [(False, 18), (True, 18), (True, 72)]
+    # The last search of each arm, and what it returned.
+    last = {
+        scope: (search.limit, len(found.candidates)) for scope, (search, found) in retrieved.searches.items()
+    }
+    assert last == {"global": (18, 18), "local": (72, 53)}
 
 
 async def test_a_passage_that_was_deleted_meanwhile_leaves_its_place_to_the_next() -> None:

@@ -32,6 +32,7 @@ SPECIFIED: dict[str, Any] = {
     "ANABRANCH_PROFILES_FILE": None,
     "ANABRANCH_SEARCH_TIMEOUT_SECONDS": 10,
     "ANABRANCH_EXACT_SCAN_ROWS": 20_000,
+    "ANABRANCH_LIVE_RECALL_SHARE": 0.01,
     "ANABRANCH_EMBEDDING_MODEL": None,
     "ANABRANCH_PRINCIPALS_SETTING": "anabranch.principals",
     "ANABRANCH_SCHEMA_PATH": None,
@@ -134,6 +135,8 @@ def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
         ("ANABRANCH_GRACE_PERIOD_SECONDS", "inf"),
         ("ANABRANCH_GRACE_PERIOD_SECONDS", "-1"),
         ("ANABRANCH_EXACT_SCAN_ROWS", "-1"),
+        ("ANABRANCH_LIVE_RECALL_SHARE", "-0.01"),
+        ("ANABRANCH_LIVE_RECALL_SHARE", "1.01"),
         ("ANABRANCH_RETRY_ATTEMPTS", "0"),
         ("ANABRANCH_PRINCIPALS_SETTING", "principals"),  # PostgreSQL takes only qualified names
         ("ANABRANCH_PRINCIPALS_SETTING", "a.b'; DROP TABLE"),

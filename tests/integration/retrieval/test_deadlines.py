@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +21,7 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.retrieval import Search, unit_vector
 from streams.store.error_translation import translate
 from streams.store.migrate import migrate
-from streams.store.postgres import PostgresStore
+from streams.store.postgres import PooledConnection, PostgresStore
 from tests.conftest import SETTING
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
@@ -142,6 +143,42 @@ async def test_a_second_after_a_cancellation_nothing_is_searched(
         with pytest.raises(asyncio.CancelledError):
             await asking
         await until_nothing_is_searched(admin)
+
+
+async def test_a_second_after_the_worker_disappeared_nothing_is_searched(
+    server: EmbeddedPostgres, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request to cancel: the server notices that the connection is closed."""
+    await admin.execute("INSERT INTO public.delays VALUES ('exact', 60)")
+    opened_ones: list[asyncpg.Connection] = []
+    connect = asyncpg.connect
+
+    async def remember(*args: Any, **options: Any) -> asyncpg.Connection:
+        opened_ones.append(await connect(*args, **options))
+        return opened_ones[-1]
+
+    monkeypatch.setattr(asyncpg, "connect", remember)
+    async with opened(server, timeout_seconds=30) as store:
+        asking = asyncio.create_task(store.search(search()))
+        await until_searching(admin)
+        for connection in opened_ones:
+            connection.terminate()
+        await until_nothing_is_searched(admin)
+        with pytest.raises(StoreUnavailable):
+            await asking
+
+
+async def test_the_server_ends_a_search_that_the_worker_no_longer_can(
+    server: EmbeddedPostgres, admin: asyncpg.Connection
+) -> None:
+    """A second after the deadline, also if the connection stays open and no request to cancel arrives."""
+    del admin  # which makes the store and the role
+    async with opened(server, timeout_seconds=0.5) as store:
+
+        async def limit(connection: PooledConnection) -> str:
+            return str(await connection.fetchval("SELECT current_setting('statement_timeout')"))
+
+        assert await store.inspect(limit) == "1500ms"
 
 
 async def test_fifty_cancellations_leave_nothing_behind(

@@ -122,7 +122,7 @@ async def test_enough_rows_of_a_scan_that_gave_up_are_not_enough(
 ) -> None:
     """They are the nearest of those that it came upon, not of those that there are."""
     monkeypatch.setattr(
-        vector_index, "_EF_SEARCH_HASTY_BUILD", (40, 40)
+        vector_index, "_EF_SEARCH_OLD_BUILD", (40, 40)
     )  # 400 of so few chunks would be all of them
     event = query(unit_vectors(1, 1)[0], principals=["user:2"], k=10)
     wanted = expected_result(corpus, event, numpy_distances(corpus, event["embedding"]), count_tokens)

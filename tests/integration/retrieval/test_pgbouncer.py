@@ -177,7 +177,7 @@ async def test_no_principal_survives(pooler: tuple[PgBouncer, int]) -> None:
         await store.warm_up()
         for _ in range(3):
             await asyncio.gather(*(one(store) for _ in range(50)))
-            # The searches of clients that are gone have ended: the server notices within a quarter of a second.
+            # The searches of disconnected clients have ended: the server notices within a quarter of a second.
             pids, left = await left_behind(bouncer)
             assert left == []
             assert len(pids) == POOL_SIZE

@@ -111,6 +111,7 @@ class Steps:
         found: how many rows it returned.
         complete: as returned.
         truncated: as returned.
+        exact: as returned.
     """
 
     index_scans: int
@@ -118,6 +119,7 @@ class Steps:
     found: int
     complete: bool
     truncated: bool
+    exact: bool
 
 
 async def steps_of(
@@ -133,6 +135,7 @@ async def steps_of(
         len(answer["ids"] or ()),
         answer["complete"],
         answer["truncated"],
+        answer["exact"],
     )
 
 
@@ -176,32 +179,32 @@ async def search(
 
 
 # small_scope, exact_scope, limit and the server's hnsw.max_scan_tuples, for a scope of 300 rows; then how often the
-# vector index is scanned, how many rows are counted and read, how many are found, and whether the result is truncated.
-# The first scan finds none of them. The index has to find four times the limit, but at most 60 more.
+# vector index is scanned, how many rows are counted and read, how many are found, and whether the result is truncated,
+# and exact. The first scan finds none of them. The index has to find four times the limit, but at most 60 more.
 @pytest.mark.parametrize(
     ("asked", "steps"),
     [
-        pytest.param((1000, 20_000, 15, 20_000), (0, 300 + 300, 15, False), id="1: well below"),
-        pytest.param((60, 20_000, 15, 20_000), (0, 300 + 300, 15, False), id="1: at five times the bound"),
-        pytest.param((60, 299, 15, 20_000), (2, 300 + 300, 15, False), id="4: the smaller bound is at most the larger"),
-        pytest.param((59, 300, 15, 20_000), (1, 296 + 300 + 300, 15, False), id="3: at the larger bound"),
-        pytest.param((59, 1200, 15, 99), (1, 296 + 300 + 300, 15, False), id="3: at a quarter of the larger bound"),
-        pytest.param((59, 1199, 15, 100), (1, 296 + 300 + 300, 15, False), id="3: at three rows a tuple"),
-        pytest.param((59, 1199, 15, 99), (2, 296 + 300 + 300 + 300, 15, False), id="5: above both"),
-        pytest.param((59, 300, 15, 99), (2, 296 + 298 + 300 + 300, 15, False), id="5: at the bound"),
-        pytest.param((59, 299, 15, 99), (2, 296 + 298 + 300, 0, True), id="6: above the bound"),
-        pytest.param((0, 0, 15, 20_000), (2, 1 + 1, 15, False), id="4: nothing is read exactly"),
-        pytest.param((0, 0, 280, 20_000), (2, 1 + 1 + 1, 280, True), id="6: the index found fewer than wanted"),
+        pytest.param((1000, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: well below"),
+        pytest.param((60, 20_000, 15, 20_000), (0, 300 + 300, 15, False, True), id="1: at five times the bound"),
+        pytest.param((60, 299, 15, 20_000), (2, 300, 15, False, False), id="4: bounded by the larger"),
+        pytest.param((59, 300, 15, 20_000), (1, 296 + 300 + 300, 15, False, True), id="3: at the larger bound"),
+        pytest.param((59, 1200, 15, 99), (1, 296 + 300 + 300, 15, False, True), id="3: at a quarter of it"),
+        pytest.param((59, 1199, 15, 100), (1, 296 + 300 + 300, 15, False, True), id="3: at three rows a tuple"),
+        pytest.param((59, 1199, 15, 99), (2, 296 + 300 + 300 + 300, 15, False, True), id="5: above both"),
+        pytest.param((59, 300, 15, 99), (2, 296 + 298 + 300 + 300, 15, False, True), id="5: at the bound"),
+        pytest.param((59, 299, 15, 99), (2, 296 + 298 + 300, 0, True, False), id="6: above the bound"),
+        pytest.param((0, 0, 15, 20_000), (2, 1, 15, False, False), id="4: nothing is read exactly"),
+        pytest.param((0, 0, 280, 20_000), (2, 1, 280, True, False), id="6: the index found fewer than wanted"),
     ],
 )  # fmt: skip
 async def test_it_tries_the_steps_in_order(
-    worker: asyncpg.Connection, asked: tuple[int, int, int, int], steps: tuple[int, int, int, bool]
+    worker: asyncpg.Connection, asked: tuple[int, int, int, int], steps: tuple[int, int, int, bool, bool]
 ) -> None:
     small, exact, limit, max_tuples = asked
-    index_scans, rows, found, truncated = steps
+    index_scans, rows, found, truncated, is_exact = steps
     await worker.execute(f"SET hnsw.max_scan_tuples = {max_tuples}")
     assert await steps_of(worker, small=small, exact=exact, limit=limit) == Steps(
-        index_scans, rows, found, complete=False, truncated=truncated
+        index_scans, rows, found, complete=False, truncated=truncated, exact=is_exact
     )
 
 
@@ -210,17 +213,17 @@ async def test_the_scan_goes_on_if_it_found_almost_enough(worker: asyncpg.Connec
     asked: dict[str, Any] = {"session": None, "principals": ("user:2",), "query": OTHER_AXIS}
     by_access_set = "document_chunks_searchable_access_set"
     found = await steps_of(worker, small=1000, exact=20_000, limit=100, index=by_access_set, **asked)
-    assert (found.index_scans, found.found, found.truncated) == (2, 100, False)
+    assert (found.index_scans, found.found, found.truncated, found.exact) == (2, 100, False, False)
     assert found.rows < 1001 + CLOSE + REMOTE
     found = await steps_of(worker, small=1000, exact=20_000, limit=400, index=by_access_set, **asked)
-    assert found == Steps(1, 1001 + CLOSE + REMOTE, 400, complete=False, truncated=False)
+    assert found == Steps(1, 1001 + CLOSE + REMOTE, 400, complete=False, truncated=False, exact=True)
 
 
 async def test_the_index_suffices_where_it_finds_all_wanted_at_once(worker: asyncpg.Connection) -> None:
     found = await steps_of(
         worker, small=1000, exact=1200, session=None, index="document_chunks_searchable_access_set"
     )
-    assert found == Steps(1, 1001, 15, complete=False, truncated=False)
+    assert found == Steps(1, 1001, 15, complete=False, truncated=False, exact=False)
 
 
 @pytest.mark.parametrize(("limit", "complete"), [(299, False), (300, True), (301, True)])
@@ -228,7 +231,7 @@ async def test_a_result_is_complete_if_the_scope_has_no_more_rows(
     worker: asyncpg.Connection, limit: int, *, complete: bool
 ) -> None:
     assert await steps_of(worker, small=300, limit=limit) == Steps(
-        0, 600, min(limit, 300), complete=complete, truncated=False
+        0, 600, min(limit, 300), complete=complete, truncated=False, exact=True
     )
     # After the index has found too few, too.
     found = await steps_of(worker, small=10, exact=1200, limit=limit)
@@ -238,7 +241,7 @@ async def test_a_result_is_complete_if_the_scope_has_no_more_rows(
 async def test_a_scope_without_rows_is_complete(worker: asyncpg.Connection) -> None:
     for small in (0, 1000):
         found = await steps_of(worker, small=small, session=UUID(int=9))
-        assert found == Steps(0, 0, 0, complete=True, truncated=False)
+        assert found == Steps(0, 0, 0, complete=True, truncated=False, exact=True)
         found = await steps_of(worker, small=small, principals=("nobody",))
         assert (found.index_scans, found.found, found.complete, found.truncated) == (0, 0, True, False)
 
@@ -247,7 +250,7 @@ async def test_a_topic_is_counted_in_its_own_table(worker: asyncpg.Connection) -
     found = await steps_of(worker, small=OF_TOPIC, topic=TOPIC, index="chunk_topics")
     assert (found.index_scans, found.rows, found.complete) == (0, 2 * OF_TOPIC, False)
     found = await steps_of(worker, small=OF_TOPIC - 1, exact=OF_TOPIC - 1, topic=TOPIC, index="chunk_topics")
-    assert (found.index_scans, found.rows, found.truncated) == (2, 3 * OF_TOPIC, True)
+    assert (found.index_scans, found.rows, found.truncated) == (2, OF_TOPIC, True)
 
 
 @pytest.mark.parametrize("servers", [(20_000, [1000, 20_000]), (900, [900, 900])], ids=str)

@@ -17,6 +17,7 @@ from streams.store.locks import LockRetries, LockUnavailable
 from streams.store.migrate import ConsentRequired, MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.runner import Runner
+from streams.store.vector_index import read_vector_index
 from tests.conftest import SETTING
 from tests.integration.access_oracle import (
     chunk,
@@ -245,6 +246,8 @@ async def test_check_does_not_depend_on_how_identifiers_are_printed(database: Da
     await execute(database.admin, f"ALTER DATABASE {database.name} SET quote_all_identifiers = on")
     assert await problems(database) == []
     assert await migrate(database.owner, principals_setting=SETTING) == []
+    async with connected(database.worker) as worker:
+        assert (await read_vector_index(worker)).by_halfvec
 
 
 async def test_a_back_end_with_backslashes_in_its_strings_can_write(database: Database) -> None:

@@ -129,6 +129,8 @@ CLOSER = """
     CREATE FUNCTION public.octet_length(varchar) RETURNS int LANGUAGE sql AS $$ SELECT -1 $$;
     CREATE FUNCTION public.never(varchar, text) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
     CREATE OPERATOR public.= (LEFTARG = varchar, RIGHTARG = text, FUNCTION = public.never);
+    CREATE FUNCTION public.always(varchar, varchar) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
+    CREATE OPERATOR public.= (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = public.always);
     CREATE OPERATOR public.^@ (LEFTARG = varchar, RIGHTARG = text, FUNCTION = public.never);
     CREATE FUNCTION public.never(uuid, uuid[]) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
     CREATE FUNCTION public.never(float8, float8) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
@@ -235,14 +237,17 @@ async def test_searches_answer_whatever_the_search_path_and_what_is_in_public(
     # Columns of a back end's own: varchar fits an operator of (varchar, text) better than one of (text, text).
     await execute(
         database.owner,
-        "ALTER TABLE document_chunks ALTER section TYPE varchar(20), ALTER text_content TYPE varchar;"
+        "ALTER TABLE document_chunks ALTER section TYPE varchar(20), ALTER text_content TYPE varchar,"
+        " ALTER chunk_type TYPE varchar(20);"
         "ALTER TABLE documents ALTER document_type TYPE varchar(20)",
     )
     await load(database.writer, corpus())
     async with connected(database.worker) as worker:
         await register_vector(worker)
         wanted = await answers(worker)
-    assert any(ids for ids in wanted)
+    *of_scopes, _, _ = wanted
+    assert any(parent for _, _, parents, *_ in of_scopes[::2] for parent in parents or ())
+    assert all(id_ for passages in of_scopes[1::2] for _, _, _, id_, *_ in passages)
     await execute(database.admin, objects)
     async with connected(database.worker) as worker:
         await register_vector(worker)

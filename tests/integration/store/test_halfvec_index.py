@@ -83,7 +83,7 @@ async def test_a_vector_of_any_length_is_found(
     assert [candidate.chunk_id for candidate in found.candidates] == [UUID(int=1000 + FILLERS)]
 
 
-async def test_a_cast_alone_fails_or_forgets_them(database: Database, owner: asyncpg.Connection) -> None:
+async def test_a_cast_alone_fails_or_misses_them(database: Database, owner: asyncpg.Connection) -> None:
     """Why the index is not on the simpler expression."""
     await index(owner, CAST)
     large, small = unit_vectors(2, 3)

@@ -14,6 +14,7 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import MigrationError, migrate
 from streams.store.preflight import inspect
 from streams.store.reference import InvalidReference, check_setting_name, reference
+from streams.store.vector_index import read_vector_index
 from tests.conftest import SETTING
 from tests.integration.connections import connected, execute, problems
 
@@ -355,19 +356,22 @@ async def test_tables_that_do_not_fit_are_left_alone(empty_database: Database, s
     assert await catalog(empty_database.owner) == before
 
 
-async def test_an_extension_in_a_schema_of_its_own(empty_database: Database) -> None:
+@pytest.mark.parametrize("schema", ["extensions", '"My ""Ext"""'])
+async def test_an_extension_in_a_schema_of_its_own(empty_database: Database, schema: str) -> None:
     await execute(
         empty_database.admin,
-        "CREATE SCHEMA extensions; GRANT USAGE ON SCHEMA extensions TO store_owner;"
-        "ALTER EXTENSION vector SET SCHEMA extensions",
+        f"CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO store_owner;"
+        f"ALTER EXTENSION vector SET SCHEMA {schema}",
     )
     await migrate(empty_database.owner, principals_setting=SETTING)
     assert await migrate(empty_database.owner, principals_setting=SETTING) == []
     assert await problems(empty_database) == [
-        "extension: pgvector is in schema extensions, which role worker may not use"
+        f"extension: pgvector is in schema {schema}, which role worker may not use"
     ]
-    await execute(empty_database.admin, "GRANT USAGE ON SCHEMA extensions TO anabranch_reader")
+    await execute(empty_database.admin, f"GRANT USAGE ON SCHEMA {schema} TO anabranch_reader")
     assert await problems(empty_database) == []
+    async with connected(empty_database.worker) as worker:
+        assert (await read_vector_index(worker)).by_halfvec
 
 
 async def test_a_back_end_writes_through_its_role(database: Database) -> None:

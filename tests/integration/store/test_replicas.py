@@ -15,6 +15,7 @@ from streams.core.errors import StoreUnavailable
 from streams.retrieval import Search
 from streams.settings import load as load_settings
 from streams.store.postgres import PostgresStore
+from streams.store.replication import LAG_SECONDS, LagLimit, lag_seconds
 from tests.conftest import Database
 from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
@@ -191,8 +192,8 @@ async def test_a_primary_s_messages_are_a_proof(standby: Database) -> None:
 
 
 @pytest.mark.usefixtures("may_read_statistics")
-async def test_a_primary_that_is_silent_is_none(servers: Pair, standby: Database) -> None:
-    """The walreceiver is there, connected and later connecting again, and hears nothing."""
+async def test_a_primary_that_sends_nothing_proves_nothing(servers: Pair, standby: Database) -> None:
+    """The walreceiver exists, is connected and later connects again, and receives no messages."""
     postmaster = psutil.Process(servers.primary.embedded.pid)
     [sender] = [child for child in postmaster.children() if "walsender" in " ".join(child.cmdline())]
     async with opened(standby.worker, max_lag=3) as store:
@@ -206,6 +207,35 @@ async def test_a_primary_that_is_silent_is_none(servers: Pair, standby: Database
             for process in (sender, postmaster):
                 process.resume()
         await until(lambda: _answers(store))
+
+
+async def test_a_replica_without_any_proof_is_not_searched(
+    servers: Pair, primary: Database, standby: Database
+) -> None:
+    """It was restarted after a checkpoint: it has replayed no commit, and its role may not see the messages."""
+    await execute(primary.admin, "CHECKPOINT")
+    await caught_up(servers)
+    await execute(servers.standby.dsn(), "CHECKPOINT")
+    servers.standby.stop()
+    servers.standby.start()
+    async with connected(standby.worker) as connection:
+        assert await connection.fetchval("SELECT pg_last_xact_replay_timestamp()") is None
+        assert await lag_seconds(connection) == math.inf
+    async with opened(standby.worker, max_lag=1e9) as store:
+        assert await refuses(store)
+
+
+async def test_a_replica_whose_clock_is_behind_is_not_a_primary(standby: Database) -> None:
+    last_commit = "pg_catalog.pg_last_xact_replay_timestamp()"
+    assert last_commit in LAG_SECONDS
+    expression = LAG_SECONDS.replace(
+        last_commit, "(pg_catalog.clock_timestamp() + '1 hour'::pg_catalog.interval)"
+    )
+    async with connected(standby.worker) as connection:
+        seconds = float(await connection.fetchval(f"SELECT {expression}"))
+    assert 0 < seconds < 1
+    with pytest.raises(StoreUnavailable):
+        LagLimit(0).check(seconds, 0)
 
 
 async def _answers(store: PostgresStore) -> bool:
