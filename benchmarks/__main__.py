@@ -19,6 +19,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
+from benchmarks import CRANFIELD
 from benchmarks.contestants import Arena, Figures, Tuning, at, sweep
 from benchmarks.goals import Goal, goals_of, show_goals, table_of
 from streams.bench import BenchError
@@ -28,7 +29,6 @@ from streams.bench.world import Question, Workload, base, grow
 
 _WIDTH: Final = 118
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_CRANFIELD: Final = _ROOT.parent / "shared" / "data" / "cranfield"
 _LOADS: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 _SEPARATE_ROUNDS: Final = 2
 _ACCESS_ROUNDS: Final = 6
@@ -343,7 +343,7 @@ def commit() -> str:
 
 async def bench(options: argparse.Namespace, console: Console) -> bool:
     began = perf_counter()
-    of = base(_CRANFIELD)
+    of = base(CRANFIELD)
     machine = (
         f"{os.cpu_count()} processors ({platform.machine()}), load {os.getloadavg()[0]:.1f} at the start"
     )

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,28 +19,25 @@ from typing import Any, Final
 
 import asyncpg
 import numpy as np
-import numpy.typing as npt
 import psutil
 from pgvector.asyncpg import register_vector
 
+from benchmarks import CRANFIELD
+from streams.bench.world import Vectors, base, grow, noisy, questions, unit
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
-from streams.terminal import Console
-from tests.evaluate.outcome import table
-from tests.evaluate.worlds import base
+from streams.terminal import echo
 
-Vectors = npt.NDArray[np.float32]
 Connection = Any  # asyncpg's, whose type is generic only in its stubs
 
 _DIMENSIONS: Final = 768
 _K: Final = 15
-_EF_SEARCH: Final = (40, 60, 100, 200, 400)
-_NOISE: Final = 0.6
-_DENSE_NOISE: Final = 0.2
+_EF_SEARCH: Final = (100, 200, 300, 400)
+_QUERIES: Final = 150
 # Each index in turn searches this part of the queries.
 _TURNS: Final = 9
 _CLUSTER_SIZE: Final = 500
 _CLUSTER_NOISE: Final = 0.3
-_CLUSTER_QUERIES: Final = 225
+_INSERT_NOISE: Final = 0.12
 # Two rows whose distances differ by less may change places: the server calculates in float32.
 _TIE: Final = 1e-6
 
@@ -83,12 +81,14 @@ class Variant:
 
 
 VARIANTS: Final = (
-    Variant("vector", 16, 64),
-    Variant("vector", 16, 200),
+    Variant("vector", 16, 64),  # pgvector's default
     Variant("vector", 32, 200),
     Variant("halfvec", 16, 200),
-    Variant("halfvec", 24, 200),
+    Variant("halfvec", 16, 400),  # a new store's
+    Variant("halfvec", 24, 400),
     Variant("halfvec", 32, 200),
+    Variant("halfvec", 32, 400),
+    Variant("halfvec", 64, 400),
 )
 
 
@@ -143,48 +143,34 @@ class Index:
     searches: list[Measured] = field(default_factory=list)
 
 
-def grown(chunks: int, seed: int, noise: float = _NOISE) -> DataSet:
-    """As many chunks, grown from Cranfield's with noise, as in `tests.evaluate.worlds`; with Cranfield's queries."""
-    of = base(seed)
-    rng = np.random.default_rng([seed, 1])
-    name = f"grown from {of.name.partition(' ')[0]} with noise {noise}"
-    return DataSet(name, _around(of.vectors, chunks, noise, rng), of.queries)
+def cranfield(chunks: int, seed: int) -> DataSet:
+    """The collection as it is, with its own queries."""
+    del seed
+    of = base(CRANFIELD)
+    return DataSet(of.name, of.vectors[:chunks], of.queries)
 
 
-def dense(chunks: int, seed: int) -> DataSet:
-    """Less noise: a query's nearest neighbours are near duplicates of each other, so most links stay among them."""
-    return grown(chunks, seed, _DENSE_NOISE)
-
-
-def small(chunks: int, seed: int) -> DataSet:
-    """Cranfield as it is; elsewhere the clusters that replace it."""
-    of = base(seed)
-    return DataSet(of.name.partition(" ")[0], of.vectors[:chunks], of.queries)
+def grown(chunks: int, seed: int) -> DataSet:
+    """Grown from the collection with noise, and asked, as in `make bench`."""
+    world = grow(base(CRANFIELD), chunks, seed)
+    asked = questions(world, "extraction", _QUERIES, seed)
+    return DataSet(
+        f"grown from {world.base.name}", world.vectors, np.array([question.vector for question in asked])
+    )
 
 
 def clusters(chunks: int, seed: int) -> DataSet:
     """Dense clusters of five hundred, far from each other: most links of a vector lead to its own cluster."""
     rng = np.random.default_rng([seed, 2])
-    centres = _unit(rng.normal(size=(max(1, chunks // _CLUSTER_SIZE), _DIMENSIONS)))
-    return DataSet(
-        "synthetic clusters",
-        _around(centres, chunks, _CLUSTER_NOISE, rng),
-        _around(centres, _CLUSTER_QUERIES, _CLUSTER_NOISE, rng),
-    )
+    centres = unit(rng.normal(size=(max(1, chunks // _CLUSTER_SIZE), _DIMENSIONS)))
+
+    def around(count: int) -> Vectors:
+        return noisy(centres[rng.integers(0, len(centres), count)], _CLUSTER_NOISE, rng)
+
+    return DataSet("synthetic clusters", around(chunks), around(_QUERIES))
 
 
-_DATA_SETS: Final = {"cranfield": small, "grown": grown, "dense": dense, "clusters": clusters}
-
-
-def _around(centres: Vectors, count: int, noise: float, rng: np.random.Generator) -> Vectors:
-    """Vectors of unit length, each near a random centre: noise of this length is added."""
-    origin = rng.integers(0, len(centres), count)
-    return _unit(centres[origin] + rng.normal(size=(count, _DIMENSIONS)) * noise / np.sqrt(_DIMENSIONS))
-
-
-def _unit(vectors: npt.NDArray[Any]) -> Vectors:
-    unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+_DATA_SETS: Final = {"cranfield": cranfield, "grown": grown, "clusters": clusters}
 
 
 class Bench:
@@ -284,7 +270,8 @@ class Bench:
     async def _insert(self, connection: Connection, indexes: Sequence[Index], data: DataSet) -> float:
         """Insert the same new rows into each table in turn, one by one."""
         rng = np.random.default_rng([self._arguments.seed, 3])
-        rows = _around(data.vectors, self._arguments.inserts, _CLUSTER_NOISE, rng)
+        count = self._arguments.inserts
+        rows = noisy(data.vectors[rng.integers(0, len(data.vectors), count)], _INSERT_NOISE, rng)
         tables = ["bare", *(index.variant.table for index in indexes)]
         statements = [
             await connection.prepare(f"INSERT INTO {name} VALUES ($1, $2)")  # noqa: S608  # constants
@@ -312,31 +299,35 @@ class Bench:
         return seconds
 
 
-def _show(console: Console, data: DataSet, indexes: Sequence[Index], bare: float) -> None:
-    console.print(f"\n{data.name}: {len(data.vectors):,} vectors, {len(data.queries)} queries")
-    costs = table("index", "MB", "build s", "build CPU s", "insert ms")
-    costs.add_row("none", "", "", "", f"{bare:.2f}")
-    for index in indexes:
-        costs.add_row(
-            index.variant.name,
-            f"{index.megabytes:.0f}",
-            f"{index.build_seconds:.1f}",
-            f"{index.build_cpu_seconds:.1f}",
-            f"{index.insert_ms:.2f}",
-        )
-    console.print(costs)
-    for title, name, digits in (
-        ("recall@15", "recall_at_15", 4),
-        ("p50 ms", "p50_ms", 2),
-        ("p95 ms", "p95_ms", 2),
-        ("server CPU ms", "cpu_ms", 2),
-    ):
-        shown = table(f"{title} at ef_search", *(str(size) for size in _EF_SEARCH))
-        for index in indexes:
-            shown.add_row(
-                index.variant.name, *(f"{each.summary()[name]:.{digits}f}" for each in index.searches)
-            )
-        console.print(shown)
+def _show(data: DataSet, indexes: Sequence[Index], bare: float) -> None:
+    """The table of docs/performance.md."""
+    columns = [
+        *("index", "`m`", "`ef_construction`", "size", "build", "insert"),
+        *(f"`ef_search` {ef_search}" for ef_search in _EF_SEARCH),
+    ]
+    rows = [
+        columns,
+        ["---"] * len(columns),
+        ["none", "", "", "", "", f"{bare:.1f} ms", *[""] * len(_EF_SEARCH)],
+        *(
+            [
+                *(f"`{index.variant.type}`", str(index.variant.m), str(index.variant.ef_construction)),
+                *(f"{index.megabytes:.0f} MB", f"{index.build_seconds:.0f} s", f"{index.insert_ms:.1f} ms"),
+                *(_cell(each.summary()) for each in index.searches),
+            ]
+            for index in indexes
+        ),
+    ]
+    echo(
+        f"\n{data.name}: {len(data.vectors):,} vectors, {len(data.queries)} queries;"
+        f" recall@{_K}, PostgreSQL's CPU time per search, median latency\n"
+    )
+    for row in rows:
+        echo(f"| {' | '.join(row)} |")
+
+
+def _cell(searched: dict[str, float]) -> str:
+    return f"{searched['recall_at_15']:.3f}, {searched['cpu_ms']:.1f} ms, {searched['p50_ms']:.1f} ms"
 
 
 def _record(data: DataSet, indexes: Sequence[Index], bare: float) -> dict[str, Any]:
@@ -360,20 +351,24 @@ def _record(data: DataSet, indexes: Sequence[Index], bare: float) -> dict[str, A
 
 
 def _variant(text: str) -> Variant:
-    found = [variant for variant in VARIANTS if variant.name == text]
-    if not found:
-        raise argparse.ArgumentTypeError(f"choose from {', '.join(variant.name for variant in VARIANTS)}")
-    return found[0]
+    found = re.fullmatch(r"(vector|halfvec) (\d+)/(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError("write type, m and ef_construction as in 'halfvec 16/400'")
+    return Variant(found[1], int(found[2]), int(found[3]))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.index", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--chunks", type=int, default=20_000, help="of the larger data sets (%(default)s)")
+    parser.add_argument("--chunks", type=int, default=50_000, help="of the larger data sets (%(default)s)")
     parser.add_argument("--data", nargs="+", choices=_DATA_SETS, default=list(_DATA_SETS))
     parser.add_argument(
-        "--variants", nargs="+", type=_variant, default=VARIANTS, help="such as 'halfvec 32/200'"
+        "--variants",
+        nargs="+",
+        type=_variant,
+        default=VARIANTS,
+        help="such as 'halfvec 32/200'; by default those of docs/performance.md",
     )
     parser.add_argument("--rounds", type=int, default=2, help="how often each query runs (%(default)s)")
     parser.add_argument(
@@ -388,21 +383,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    console = Console(width=118)
     records = []
     # Everything fits into memory, as a store that is searched all day does.
     settings = {**THROW_AWAY, "shared_buffers": "3GB", "autovacuum": "off", "max_wal_size": "8GB"}
     with EmbeddedPostgres(settings=settings) as server:
         bench = Bench(server, arguments)
         version = await _version(server)
-        console.print(
+        echo(
             f"{version}, {os.cpu_count()} processors ({platform.machine()}), load {os.getloadavg()[0]:.1f},"
             f" seed {arguments.seed}; {arguments.rows} rows from the index, the {_K} nearest of them by exact distance"
         )
         for name in arguments.data:
             data = _DATA_SETS[name](arguments.chunks, arguments.seed)
             indexes, bare = await bench.run(data)
-            _show(console, data, indexes, bare)
+            _show(data, indexes, bare)
             records.append(_record(data, indexes, bare))
             if arguments.json:
                 arguments.json.write_text(

@@ -23,6 +23,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
+from benchmarks import CRANFIELD
 from benchmarks.__main__ import commit
 from benchmarks.contestants import Arena, Tuning
 from benchmarks.goals import Goal, show_goals
@@ -36,7 +37,6 @@ from streams.retrieval import Search, unit_vector
 from streams.store.postgres import PostgresStore
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_CRANFIELD: Final = _ROOT.parent / "shared" / "data" / "cranfield"
 _SIZES: Final = (10_000, 20_000, 50_000, 100_000, 200_000)
 _MIDDLE: Final = 50_000
 _QUESTIONS: Final = 60
@@ -66,7 +66,7 @@ class Long:
         self._events = events
         self._sizes = sizes
         self._chunks = chunks
-        self._base = base(_CRANFIELD)
+        self._base = base(CRANFIELD)
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)

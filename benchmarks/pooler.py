@@ -1,7 +1,7 @@
 """``python -m benchmarks.pooler``: what a store's search costs through PgBouncer, and without prepared statements.
 
 Small searches, so that round trips and parsing weigh most. The ways take turns, so that a busy minute of the machine
-counts for all of them.
+counts for all of them. PgBouncer comes from `.ci/pgbouncer`, and is started as for the tests.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
+from benchmarks.goals import table_of
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.embedded.postgres import EmbeddedPostgres
@@ -24,7 +25,6 @@ from streams.store.postgres import PostgresStore
 from streams.terminal import Console
 from streams.tokens import count_tokens
 from tests.conftest import PostgresServer
-from tests.evaluate.outcome import table
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
 from tests.integration.pgbouncer import PgBouncer, program
@@ -133,7 +133,7 @@ def _figures(way: Way) -> dict[str, float | str]:
 
 
 def _show(ways: list[Way]) -> None:
-    shown = table("", "p50 ms", "p95 ms", "client CPU ms", "events/s, 4 in flight")
+    shown = table_of("p50 ms", "p95 ms", "client CPU ms", "events/s, 4 in flight", first="")
     for figures in map(_figures, ways):
         name, *numbers = figures.values()
         shown.add_row(str(name), *(f"{number:.2f}" for number in numbers))

@@ -40,6 +40,7 @@ __all__ = [
     "fill",
     "grow",
     "load",
+    "noisy",
     "questions",
     "unit",
 ]
@@ -187,7 +188,7 @@ def grow(of: Base, size: int, seed: int) -> World:
     rng = np.random.default_rng(seed)
     documents = -(-size // CHUNKS_PER_DOCUMENT)
     origins = rng.integers(0, len(of.vectors), size)
-    vectors = _noisy(of.vectors[origins], _NOISE, rng)
+    vectors = noisy(of.vectors[origins], _NOISE, rng)
     return World(
         base=of,
         vectors=vectors,
@@ -214,7 +215,7 @@ def questions(world: World, kind: Kind, count: int, seed: int, *, auditor: bool 
         auditor: ask as a caller that may read everything.
     """
     rng = np.random.default_rng([seed, kind == "chat"])
-    vectors = _noisy(world.base.queries[rng.integers(0, len(world.base.queries), count)], _QUERY_NOISE, rng)
+    vectors = noisy(world.base.queries[rng.integers(0, len(world.base.queries), count)], _QUERY_NOISE, rng)
     found = []
     for vector in vectors:
         caller = None if auditor else int(rng.integers(len(world.callers)))
@@ -374,8 +375,8 @@ def _ids(rng: np.random.Generator, count: int) -> list[UUID]:
     return [UUID(bytes=rng.bytes(16), version=4) for _ in range(count)]
 
 
-def _noisy(vectors: Vectors, length: float, rng: np.random.Generator) -> Vectors:
-    """The vectors with noise of a length, normalized again."""
+def noisy(vectors: Vectors, length: float, rng: np.random.Generator) -> Vectors:
+    """The vectors with random noise of a length, divided by their lengths again."""
     noise = rng.standard_normal(vectors.shape, dtype=np.float32)
     return unit(vectors + noise * np.float32(length / np.sqrt(vectors.shape[1])))
 

@@ -9,21 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from json import dumps
-from pathlib import Path
 from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
 
-from streams.bench.world import CHUNKS_PER_DOCUMENT, fill, unit
+from benchmarks import CRANFIELD
+from streams.bench.world import CHUNKS_PER_DOCUMENT, fill, noisy, unit
 from streams.bench.world import base as collection
 from streams.core.messages import Filters
 from tests.conftest import Database
 
 __all__ = ["CRANFIELD", "EVERYBODY", "SHARES", "SIZE", "Base", "Cell", "World", "base", "grow", "load"]
 
-CRANFIELD: Final = Path(__file__).resolve().parents[3] / "shared" / "data" / "cranfield"
 SIZE: Final = 50_000
 SHARES: Final[Mapping[str, float]] = {"50": 0.5, "10": 0.1, "1": 0.01, "0.1": 0.001}
 # A principal who is in every set.
@@ -217,8 +216,7 @@ def base(seed: int) -> Base:
     centres = unit(rng.normal(size=(60, 768)) + 3 * rng.normal(size=(1, 768)))
 
     def around(count: int) -> Vectors:
-        noise = rng.normal(size=(count, 768)) * 0.7 / np.sqrt(768)
-        return unit(centres[rng.integers(0, len(centres), count)] + noise)
+        return noisy(centres[rng.integers(0, len(centres), count)], 0.7, rng)
 
     return Base("made-up clusters: Cranfield is not beside the checkout", around(1700), around(225))
 
@@ -227,8 +225,7 @@ def grow(of: Base, seed: int, *, correlated: bool) -> World:
     """A world; the same for the same seed."""
     rng = np.random.default_rng([seed, int(correlated)])
     origin = rng.integers(0, len(of.vectors), SIZE)
-    noise = rng.normal(size=(SIZE, 768)).astype(np.float32) * np.float32(_NOISE / np.sqrt(768))
-    vectors = unit(of.vectors[origin] + noise)
+    vectors = noisy(of.vectors[origin], _NOISE, rng)
     documents = SIZE // CHUNKS_PER_DOCUMENT
     if correlated:
         vectors = vectors[np.argsort(-(vectors @ of.vectors[7]), kind="stable")]
