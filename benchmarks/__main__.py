@@ -26,6 +26,7 @@ from streams.bench import BenchError
 from streams.bench.stack import open_stack
 from streams.bench.worker import RecordedEvent, read_records
 from streams.bench.world import Question, Workload, base, grow
+from streams.embedded.worker import WorkerError
 
 _WIDTH: Final = 118
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -412,7 +413,7 @@ def main() -> int:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         reached = uvloop.run(bench(options, console))
-    except (BenchError, asyncio.CancelledError, KeyboardInterrupt) as error:
+    except (BenchError, WorkerError, asyncio.CancelledError, KeyboardInterrupt) as error:
         console.print(f"[red]✗[/] {error}", soft_wrap=True)
         return 1
     return 1 if options.strict and not reached else 0

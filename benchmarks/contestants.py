@@ -331,7 +331,7 @@ class Arena:
                 yield generator, CpuMeter({**self.stack.processes, "worker": started[0].pid})
         finally:
             for worker in started:
-                await worker.stop()
+                await asyncio.to_thread(worker.stop)
 
     @asynccontextmanager
     async def peer(

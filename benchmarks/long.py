@@ -29,10 +29,11 @@ from benchmarks.contestants import Arena, Tuning
 from benchmarks.goals import Goal, show_goals
 from streams.bench import BenchError
 from streams.bench.cpu import resident_bytes
-from streams.bench.stack import Stack, Topics, Worker, open_stack
+from streams.bench.stack import Stack, Topics, open_stack
 from streams.bench.world import EventFactory, Question, World, base, grow, questions
 from streams.broker.clients import running_producer
 from streams.core.messages import Filters, QueryEmbedding
+from streams.embedded.worker import WorkerError, WorkerProcess
 from streams.retrieval import Search, unit_vector
 from streams.store.postgres import PostgresStore
 
@@ -296,11 +297,11 @@ async def _drain(arena: Arena, topics: Topics, count: int) -> list[dict[str, flo
             samples.append(await _sample(arena, worker, perf_counter() - began))
             await asyncio.sleep(1)
     finally:
-        await worker.stop()
+        await asyncio.to_thread(worker.stop)
     return samples
 
 
-async def _sample(arena: Arena, worker: Worker, seconds: float) -> dict[str, float]:
+async def _sample(arena: Arena, worker: WorkerProcess, seconds: float) -> dict[str, float]:
     text = await asyncio.to_thread(_metrics, worker.port)
     events = sum(
         float(line.rpartition(" ")[2])
@@ -419,7 +420,7 @@ def main() -> int:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         uvloop.run(long(options, console))
-    except (BenchError, asyncio.CancelledError, KeyboardInterrupt) as error:
+    except (BenchError, WorkerError, asyncio.CancelledError, KeyboardInterrupt) as error:
         console.print(f"[red]✗[/] {type(error).__name__} {error}", soft_wrap=True)
         return 1
     return 0

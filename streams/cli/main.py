@@ -92,11 +92,11 @@ def demo(*, keep: bool, as_json: bool) -> None:
     """Run a demo on this machine: embedded broker and database, a real worker, real questions."""
     from streams.demo.run import run_demo
     from streams.demo.stack import DemoError
-    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
+    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError, WorkerError
 
     try:
         answered_well = asyncio.run(run_demo(keep=keep, as_json=as_json))
-    except (DemoError, EmbeddedBrokerError, EmbeddedPostgresError) as error:
+    except (DemoError, EmbeddedBrokerError, EmbeddedPostgresError, WorkerError) as error:
         raise _Failed(str(error)) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(0 if keep else 130)
@@ -551,7 +551,7 @@ def bench(
     from streams.cli import bench as view
     from streams.cli.exchange import read_events
     from streams.core.errors import AnabranchError, TerminalError
-    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
+    from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError, WorkerError
 
     if events is not None and rate is None:
         raise _Unusable("bench: --events requires --rate")
@@ -566,7 +566,7 @@ def bench(
             view.bench(settings, queries, chunks=chunks, workload=workload, rate=rate, seconds=seconds),
             settings,
         )
-    except (BenchError, EmbeddedBrokerError, EmbeddedPostgresError) as error:
+    except (BenchError, EmbeddedBrokerError, EmbeddedPostgresError, WorkerError) as error:
         raise _Failed(str(error)) from None
     except AnabranchError as error:
         culprit = "--events" if isinstance(error, TerminalError) else "PostgreSQL"

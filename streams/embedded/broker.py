@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from streams.embedded.ports import free_port
+
 __all__ = ["EmbeddedBroker", "EmbeddedBrokerError"]
 
 _MAX_PORT_ATTEMPTS = 5
@@ -64,7 +66,7 @@ class EmbeddedBroker:
         self._directory.mkdir(parents=True, exist_ok=True)
         chosen = self._port
         for _ in range(_MAX_PORT_ATTEMPTS):
-            self._port = chosen or _free_port()
+            self._port = chosen or free_port()
             if self._wait_until_up(binary):
                 return
         raise EmbeddedBrokerError(f"the embedded broker did not start; its log is {self._log_file}")
@@ -125,9 +127,3 @@ def _binary() -> Path:
     if not os.access(binary, os.X_OK):
         binary.chmod(binary.stat().st_mode | 0o111)
     return binary
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

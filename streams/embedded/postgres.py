@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,9 +20,10 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Literal, Self
 from urllib.parse import quote
 
+from streams.embedded.ports import HOST, free_port
+
 __all__ = ["THROW_AWAY", "EmbeddedPostgres", "EmbeddedPostgresError"]
 
-HOST: Final = "127.0.0.1"
 SUPERUSER: Final = "postgres"
 
 #: For data that may be lost when the machine crashes. Commits still survive a crash of the server.
@@ -162,7 +162,7 @@ class EmbeddedPostgres:
         chosen_by_us = self._port == 0
         for attempt in range(1, _MAX_PORT_ATTEMPTS + 1):
             if chosen_by_us:
-                self._port = _free_port()
+                self._port = free_port()
             if self._launch():
                 return self
             if not chosen_by_us or attempt == _MAX_PORT_ATTEMPTS:
@@ -400,10 +400,3 @@ def _short_temp() -> str:
     """The temporary folder, or ``/tmp`` if its path is too long: a socket's path has at most 107 bytes."""
     folder = tempfile.gettempdir()
     return folder if len(folder) <= 60 else "/tmp"  # noqa: PLR2004, S108  # mkdtemp creates a private folder in it
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

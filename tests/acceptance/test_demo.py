@@ -118,13 +118,13 @@ def test_the_worker_gets_the_settings_that_decide_how_events_are_answered(
     addresses = ("broker:1", "postgresql://admin", "postgresql://worker", "http://web", 3)
     stack = Stack(*addresses, tmp_path / "demo", demo_settings())
     assert stack.settings == load({})
-    environment = worker_environment(stack, 7)
+    environment = worker_environment(stack)
     assert not environment.keys() & set(passed)
     assert load(environment).anabranch_dead_letter_topic == load({}).anabranch_dead_letter_topic
 
     monkeypatch.setenv("ANABRANCH_PROFILES_FILE", "profiles.toml")
     monkeypatch.setenv("ANABRANCH_EMBEDDING_MODEL", "mine")
-    environment = worker_environment(replace(stack, settings=demo_settings()), 7)
+    environment = worker_environment(replace(stack, settings=demo_settings()))
     # The worker runs in another directory.
     assert environment["ANABRANCH_PROFILES_FILE"] == str(tmp_path / "profiles.toml")
     assert environment["ANABRANCH_EMBEDDING_MODEL"] == "mine"
