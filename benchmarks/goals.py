@@ -39,7 +39,6 @@ class Goal:
         limit: the goal.
         direction: whether the value must be at least or at most the goal.
         unit: printed after both.
-        scale: from the value's unit to the printed one.
         digits: after the decimal point.
     """
 
