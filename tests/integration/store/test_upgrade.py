@@ -366,6 +366,24 @@ async def test_an_upgraded_and_pruned_store_is_like_a_new_one(
     assert await definitions(version_1) == await definitions(database)
 
 
+async def test_pruning_keeps_a_back_ends_own_indexes(version_1: Database) -> None:
+    await execute(
+        version_1.owner,
+        "DROP INDEX document_chunks_session_id, document_chunks_access_set_id;"
+        "CREATE INDEX document_chunks_session_id ON document_chunks (session_id) WHERE page IS NULL;"
+        "CREATE INDEX document_chunks_access_set_id ON document_chunks (access_set_id, page)",
+    )
+    await migrate(version_1.owner, principals_setting=SETTING, prune=True)
+    async with connected(version_1.owner) as owner:
+        assert (
+            await owner.fetchval(
+                "SELECT count(*) FROM pg_indexes"
+                " WHERE indexname IN ('document_chunks_session_id', 'document_chunks_access_set_id')"
+            )
+            == 2
+        )
+
+
 async def test_an_old_vector_index_serves_searches_until_it_is_replaced(version_1: Database) -> None:
     old_index, new_index = "document_chunks_embedding", "document_chunks_embedding_halfvec"
 
