@@ -11,7 +11,7 @@ from streams.store.catalog import UNREADABLE, Connection, Trigger, quoted
 from streams.store.findings import MIGRATE, Finding, Level
 from streams.store.owner_checks import other_triggers
 from streams.store.policy_checks import isolation, policies
-from streams.store.prerequisites import OLDEST_PGVECTOR, OLDEST_SERVER, parse_version
+from streams.store.prerequisites import OLDEST_PGVECTOR, OLDEST_SERVER, SOUND_PGVECTOR, parse_version
 from streams.store.reference import (
     COLUMN_TYPES,
     INTERNAL_TABLES,
@@ -109,6 +109,14 @@ async def _extension(view: StoreView) -> list[Finding]:
         detail = f"pgvector is in schema {row['schema']}, which role {view.role} may not use"
         remedy = f"GRANT USAGE ON SCHEMA {row['schema']} TO anabranch_reader;"
         return [Finding("extension", "unready", detail, remedy)]
+    if parse_version(row["version"]) < SOUND_PGVECTOR:
+        sound = ".".join(map(str, SOUND_PGVECTOR))
+        detail = f"pgvector {row['version']} may corrupt an HNSW index while it is vacuumed: searches would miss rows"
+        remedy = (
+            f"install pgvector {sound} or later on the server; as a superuser: ALTER EXTENSION vector UPDATE;"
+            " then REINDEX the vector index"
+        )
+        return [Finding("extension", "warning", detail, remedy)]
     return []
 
 

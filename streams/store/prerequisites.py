@@ -24,6 +24,7 @@ __all__ = [
     "OLDEST_PGVECTOR",
     "OLDEST_SERVER",
     "OWNER",
+    "SOUND_PGVECTOR",
     "Actor",
     "as_owner",
     "check_columns",
@@ -38,6 +39,8 @@ __all__ = [
 
 OLDEST_SERVER: Final = 15
 OLDEST_PGVECTOR: Final = (0, 8)
+# 0.8.2 fixes a buffer overflow in parallel HNSW builds; 0.8.3 and 0.8.4 fix corruption and errors in HNSW vacuuming.
+SOUND_PGVECTOR: Final = (0, 8, 4)
 
 #: The role that owns the tables if a superuser creates them.
 OWNER: Final = "anabranch_owner"

@@ -96,7 +96,10 @@ async def test_a_migrated_store_is_fine(database: Database) -> None:
         ("DELETE FROM anabranch_schema; INSERT INTO anabranch_schema VALUES (1, 1)", "schema", "unready", "schema version is 1, older than"),
         ("INSERT INTO anabranch_schema VALUES (3, 3)", "schema", "refused", "supports workers of version 3 and later"),
         ("REVOKE SELECT ON anabranch_schema FROM anabranch_reader", "schema", "unready", "may not read the schema version"),
+        ("UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'", "extension", "unready", "pgvector 0.7.4 is too old"),
         # slow, or untidy
+        ("UPDATE pg_extension SET extversion = '0.8.3' WHERE extname = 'vector'", "extension", "warning",
+         "pgvector 0.8.3 may corrupt an HNSW index"),
         ("INSERT INTO anabranch_schema VALUES (3, 2)", "schema", "warning", "newer than"),
         ("CREATE TRIGGER zzz BEFORE UPDATE ON documents FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "triggers",
          "warning", "BEFORE trigger zzz on documents runs after"),
