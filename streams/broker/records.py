@@ -145,8 +145,16 @@ class _ReadAttempts:
             return True
         self._failed[partition] = offset, count
         logger.warning(
-            "cannot read the batch at %s[%d]@%d (%s); fetching it again (%d of %d)",
-            *(partition.topic, partition.partition, offset, error, count, _MAX_REFETCHES),
+            "cannot read a batch; fetching it again",
+            extra={
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "offset": offset,
+                "code": error.code,
+                "reason": str(error),
+                "attempt": count,
+                "max_attempts": _MAX_REFETCHES,
+            },
         )
         return False
 

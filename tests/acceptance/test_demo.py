@@ -103,7 +103,7 @@ def pasted(output: str) -> Any:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [log] = (line.split()[-1] for line in output.splitlines() if "worker log" in line)
-    assert "dead letter dimension_mismatch" in Path(log).read_text()
+    assert "dead letter code=dimension_mismatch" in Path(log).read_text()
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 import sys
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -35,6 +37,68 @@ def test_json_is_one_object_a_line_whatever_the_message_holds(capsys: pytest.Cap
     assert (first["level"], first["logger"]) == ("WARNING", "streams.test")
     assert first["message"] == 'store is down:\na "quoted" line'
     assert second["message"] == "second"
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_time_is_utc_wherever_the_machine_is(
+    style: Literal["json", "console"], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        configure(style)
+        record = logging.makeLogRecord(
+            {"name": "streams.test", "levelname": "INFO", "levelno": logging.INFO, "msg": "canary"}
+        )
+        record.created = 1_700_000_000.0049
+        logging.getLogger().handle(record)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    line = capsys.readouterr().err
+    logged = json.loads(line)["time"] if style == "json" else line.split()[0]
+    assert logged == "2023-11-14T22:13:20.004Z"
+
+
+FIELDS = {
+    "code": "expired",
+    "topic": "retrieval.query-embeddings.v1",
+    "partition": 3,
+    "offset": 42,
+    "event_id": None,
+    "partitions": [0, 1],
+    "reason": 'a "quoted" line,\nand another',
+}
+
+
+def test_json_has_the_fields_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("json")
+    logging.getLogger("streams.test").warning("dead letter", extra=FIELDS)
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("time")
+    assert line == {"level": "WARNING", "logger": "streams.test", "message": "dead letter", **FIELDS}
+
+
+def test_console_has_the_fields_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("console")
+    logging.getLogger("streams.test").warning("dead letter", extra=FIELDS)
+    line = capsys.readouterr().err
+    assert re.fullmatch(
+        r"\S+Z WARNING dead letter code=expired topic=retrieval\.query-embeddings\.v1 partition=3 offset=42"
+        r' partitions=\[0,1\] reason="a \\"quoted\\" line,\\nand another"\n',
+        line,
+    ), line
+
+
+def test_a_traceback_follows_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("console")
+    try:
+        raise ValueError  # noqa: TRY301  # for its traceback
+    except ValueError:
+        logging.getLogger("mode").exception("crashed", extra={"code": "internal_error"})
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith("crashed code=internal_error")
+    assert rest[0].startswith("Traceback")
 
 
 def test_console_is_for_the_eye(capsys: pytest.CaptureFixture[str]) -> None:
