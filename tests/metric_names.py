@@ -7,10 +7,12 @@ __all__ = ["metric_names"]
 
 def metric_names() -> dict[str, frozenset[str]]:
     """Every sample name in the exposition with its label names: what a dashboard may query."""
-    metrics = Metrics(pool=lambda: [("idle", 0)], lag=lambda: [(0, 0)])
-    metrics.event_duration.labels("extraction")
-    metrics.passages_returned.labels("extraction")
-    metrics.tokens_used.labels("extraction")
+    metrics = Metrics(
+        profiles=["extraction"],
+        pool=lambda: [("idle", 0)],
+        lag=lambda: [(0, 0)],
+        oldest_waiting=lambda: [(0, 0.0)],
+    )
     names: dict[str, frozenset[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:

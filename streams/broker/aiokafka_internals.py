@@ -29,6 +29,7 @@ __all__ = [
     "configure_consumer",
     "coordinator_of",
     "patch_clients",
+    "position_of",
     "replace_fetched_records",
     "sender_task",
 ]
@@ -209,6 +210,17 @@ def client_of(consumer: AIOKafkaConsumer) -> AIOKafkaClient:
 def coordinator_of(consumer: AIOKafkaConsumer) -> Any:
     """The consumer's group coordinator; None before the consumer has started."""
     return consumer._coordinator  # noqa: SLF001  # no public access
+
+
+def position_of(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
+    """The next offset that a consumer reads; None if it is not known. From any thread.
+
+    Unlike an event's offset, it is also past offsets without an event. aiokafka's own method waits for it.
+    """
+    subscription = consumer._subscription.subscription  # noqa: SLF001  # see above
+    assignment = None if subscription is None else subscription.assignment
+    state = None if assignment is None else assignment.state_value(partition)
+    return None if state is None else state._position  # noqa: SLF001  # raises without one if it is public
 
 
 def sender_task(producer: AIOKafkaProducer) -> Any:

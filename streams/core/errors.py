@@ -28,6 +28,7 @@ Each class has one stable ``code``, which the metric label, the dead letter's he
 message never quotes the event, so that no text, principal or embedding reaches a log or a header.
 """
 
+from datetime import datetime
 from typing import ClassVar
 from uuid import UUID
 
@@ -154,6 +155,10 @@ class Expired(TerminalError):
 
     code = "expired"
     fails_again = True
+
+    def __init__(self, message: str, *, expires_at: datetime) -> None:
+        super().__init__(message)
+        self.expires_at = expires_at
 
 
 class ResultTooLarge(TerminalError):

@@ -2,18 +2,35 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from streams.core.errors import dead_letter_codes
+from streams.core.warning_codes import WarningCode
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "OPENMETRICS_CONTENT_TYPE", "Metrics", "WorkerState"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_CONTENT_TYPE = openmetrics.CONTENT_TYPE_LATEST
+
+_TEXT = "text/plain"
+_OPENMETRICS = "application/openmetrics-text"
 
 # 0.25 and 2.0 are SLO limits: a limit between two bucket boundaries could only be estimated.
 _DURATION = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -21,6 +38,8 @@ _AGE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.
 _STAGE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _PASSAGES = (0, 1, 2, 3, 5, 7, 9, 10, 12, 15, 20, 50)
 _TOKENS = (0, 100, 250, 500, 1000, 2000, 3500, 5000, 10_000, 20_000)
+# uvloop rounds timers to milliseconds.
+_LOOP_DELAY = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 OUTCOMES = ("answered", "dead_lettered", "skipped")
 STAGES = ("decode", "search", "assemble", "encode", "publish")
@@ -35,6 +54,23 @@ RETRY_CAUSES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What the gauges show of a worker's state.
+
+    Attributes:
+        ready: the worker can answer events: the same decision as on the readiness page.
+        store_up: the store answers and can be searched.
+        kafka_up: Kafka accepts this worker's requests.
+        assigned_partitions: number of partitions of the input topic.
+    """
+
+    ready: bool = False
+    store_up: bool = False
+    kafka_up: bool = False
+    assigned_partitions: int = 0
+
+
 class _ScrapeCollector(Collector):
     """Gauges that are computed on each scrape, so that nothing has to keep them up to date."""
 
@@ -42,13 +78,25 @@ class _ScrapeCollector(Collector):
         self,
         pool: Callable[[], Iterable[tuple[str, int]]],
         lag: Callable[[], Iterable[tuple[int, int]]],
+        oldest_waiting: Callable[[], Iterable[tuple[int, float]]],
         replication_lag: Callable[[], float],
+        worker: Callable[[], WorkerState],
     ) -> None:
         self._pool = pool
         self._lag = lag
+        self._oldest_waiting = oldest_waiting
         self._replication_lag = replication_lag
+        self._worker = worker
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        worker = self._worker()
+        for gauge, documentation, value in (
+            ("ready", "1 if the worker can answer events, as on /healthz/ready; else 0.", worker.ready),
+            ("store_up", "1 if the store answers and can be searched; else 0.", worker.store_up),
+            ("kafka_up", "1 if Kafka accepts this worker's requests; else 0.", worker.kafka_up),
+            ("assigned_partitions", "Partitions assigned to this worker.", worker.assigned_partitions),
+        ):
+            yield GaugeMetricFamily(f"anabranch_{gauge}", documentation, value=value)
         pool = GaugeMetricFamily(
             "anabranch_pool_connections", "Database connections of this worker.", labels=["state"]
         )
@@ -63,6 +111,14 @@ class _ScrapeCollector(Collector):
         for partition, events in self._lag():
             lag.add_metric([str(partition)], events)
         yield lag
+        oldest = GaugeMetricFamily(
+            "anabranch_oldest_waiting_seconds",
+            "Age of the oldest event in the partition that is not yet acknowledged; 0 if there is none.",
+            labels=["partition"],
+        )
+        for partition, seconds in self._oldest_waiting():
+            oldest.add_metric([str(partition)], seconds)
+        yield oldest
         yield GaugeMetricFamily(
             "anabranch_store_replication_lag_seconds",
             "How old the searched data may be; 0 on a primary, infinite if a replica cannot tell.",
@@ -74,19 +130,34 @@ class Metrics:
     """One worker's metrics.
 
     Args:
+        profiles: the names of all profiles that an event can have.
+        pool_max: maximum number of database connections.
         pool: yields (state, connections) with state ``idle`` or ``busy``.
-        lag: yields (partition, events) for every assigned partition of the input topic.
+        lag: yields (partition, events) for the assigned partitions of the input topic with a known lag.
+        oldest_waiting: yields (partition, seconds) for every assigned partition.
         replication_lag: how old the searched data may be, in seconds.
+        worker: returns the worker's state.
     """
 
     def __init__(
         self,
         *,
+        profiles: Iterable[str] = (),
+        pool_max: int = 0,
         pool: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
         lag: Callable[[], Iterable[tuple[int, int]]] = lambda: (),
+        oldest_waiting: Callable[[], Iterable[tuple[int, float]]] = lambda: (),
         replication_lag: Callable[[], float] = lambda: math.nan,
+        worker: Callable[[], WorkerState] = WorkerState,
     ) -> None:
+        # Otherwise each counter and histogram has one more series, which nobody queries. For the whole process.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # as published
         self.registry = registry = CollectorRegistry()
+        self.received = Counter(
+            "anabranch_events_received_total",
+            "Events read from the input topic and admitted, once for each read.",
+            registry=registry,
+        )
         self.events = Counter(
             "anabranch_events_total", "Events finished and acknowledged.", ["outcome"], registry=registry
         )
@@ -133,6 +204,22 @@ class Metrics:
             ["code"],
             registry=registry,
         )
+        self.placeholders = Counter(
+            "anabranch_placeholder_dead_letters_total",
+            "Dead letters without their event: unreadable batches, and events that the topic does not accept.",
+            registry=registry,
+        )
+        self.expired_on_arrival = Counter(
+            "anabranch_expired_on_arrival_total",
+            "Events that had already expired when they were written to Kafka.",
+            registry=registry,
+        )
+        self.warnings = Counter(
+            "anabranch_warnings_total",
+            "Warnings in published results.",
+            ["code"],
+            registry=registry,
+        )
         self.retries = Counter(
             "anabranch_retries_total",
             "Failed attempts that are retried.",
@@ -144,10 +231,21 @@ class Metrics:
             "Events that have started and are not yet acknowledged.",
             registry=registry,
         )
+        self.loop_delay = Histogram(
+            "anabranch_event_loop_delay_seconds",
+            "How late the worker's event loop runs a timer, sampled regularly.",
+            buckets=_LOOP_DELAY,
+            registry=registry,
+        )
+        Gauge(
+            "anabranch_pool_connections_max", "Maximum number of database connections.", registry=registry
+        ).set(pool_max)
         Info("anabranch_build", "The running release.", registry=registry).info({"version": _version()})
-        registry.register(_ScrapeCollector(pool, lag, replication_lag))
+        registry.register(_ScrapeCollector(pool, lag, oldest_waiting, replication_lag, worker))
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
         # Create all series at start: a rate over a counter that appears with its first event would miss that event.
-        for code in dead_letter_codes():
+        for code in sorted(dead_letter_codes()):
             self.dead_letters.labels(code)
         for cause in RETRY_CAUSES:
             self.retries.labels(cause)
@@ -157,6 +255,10 @@ class Metrics:
             self.stage_duration.labels(stage)
         for scope in SCOPES:
             self.search_duration.labels(scope)
+        for warning in WarningCode:
+            self.warnings.labels(warning.value)
+        for profile in profiles:
+            self.of_profile(profile)
 
     @cached_property
     def stage(self) -> Callable[[str], Histogram]:
@@ -184,9 +286,32 @@ class Metrics:
             )
         )
 
-    def exposition(self) -> bytes:
-        """The metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics and their content type: OpenMetrics if the client prefers it, else Prometheus's text format.
+
+        Args:
+            accept: the request's ``Accept`` header.
+        """
+        if _quality(accept, _OPENMETRICS) > _quality(accept, _TEXT):
+            content: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]  # as published
+            return content, OPENMETRICS_CONTENT_TYPE
+        return generate_latest(self.registry), CONTENT_TYPE
+
+
+def _quality(accept: str, media_type: str) -> float:
+    """How much a client wants a media type (RFC 9110, section 12.5.1); 0 if it does not name it."""
+    found = 0.0
+    for entry in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        if name == media_type:
+            weights = [
+                value for parameter in parameters if (value := parameter.removeprefix("q=")) != parameter
+            ]
+            try:
+                found = max(found, float(weights[0]) if weights else 1.0)
+            except ValueError:
+                continue
+    return found
 
 
 def _version() -> str:

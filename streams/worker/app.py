@@ -9,11 +9,13 @@ import logging
 import signal
 from collections.abc import AsyncIterable, Collection, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 from faust.types import EventT
 from faust.types.tuples import TP
 
+from streams import __version__
 from streams.broker.compression import MISSING_CODECS, MISSING_CODECS_REMEDY, missing_codecs
 from streams.broker.connection import BrokerConnection
 from streams.broker.diagnosis import diagnose
@@ -26,13 +28,15 @@ from streams.core.headers import Headers
 from streams.settings import Settings
 from streams.store.postgres import PostgresStore
 from streams.store.preflight import Finding, inspect
-from streams.telemetry.metrics import CONTENT_TYPE, Metrics
+from streams.telemetry.metrics import Metrics
 from streams.tokens import count_tokens
 from streams.worker.delivery import Delivery, InterruptibleWaits
 from streams.worker.faust_internals import App, Consumer
 from streams.worker.kafka_health import KafkaHealth
 from streams.worker.lag import Lag
+from streams.worker.loop_delay import watch_loop_delay
 from streams.worker.processor import OutagePolicy, Processor
+from streams.worker.readiness import Readiness, watch_readiness
 from streams.worker.shutdown import ShutdownDeadline
 from streams.worker.store_health import StartupRefused, StoreHealth
 from streams.worker.topic_watch import TopicWatch
@@ -61,7 +65,18 @@ _CLOSE_TIMEOUT_SECONDS = 1.0
 class _InputEvent:
     """A Faust event in the form that processor and delivery expect."""
 
-    __slots__ = ("generation", "headers", "key", "offset", "partition", "read_at", "size", "topic", "value")
+    __slots__ = (
+        "generation",
+        "headers",
+        "key",
+        "offset",
+        "partition",
+        "read_at",
+        "size",
+        "timestamp",
+        "topic",
+        "value",
+    )
 
     def __init__(self, event: EventT[Any]) -> None:
         message: Any = event.message
@@ -69,6 +84,8 @@ class _InputEvent:
         self.partition: int = message.partition
         self.offset: int = message.offset
         self.generation: int = message.generation_id or 0
+        # In seconds since the epoch; not positive in very old formats, and for the placeholder of a batch.
+        self.timestamp: float | None = message.timestamp if (message.timestamp or 0.0) > 0 else None
         self.key: bytes | None = message.key
         self.value: bytes | Unreadable | None = message.value
         headers: Any = message.headers or ()
@@ -107,10 +124,15 @@ class WorkerApp:
             max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
         )
         self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
+        profiles = load_profiles(settings)
         self._metrics = Metrics(
+            profiles=profiles,
+            pool_max=settings.pool_size,
             pool=self._store.connections,
             lag=self._lag,
+            oldest_waiting=self._lag.oldest_waiting,
             replication_lag=self._store.replication_lag_seconds,
+            worker=lambda: self._readiness().state(),
         )
         self._health = StoreHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
@@ -141,6 +163,7 @@ class WorkerApp:
                 cast("Consumer", self.app.consumer).topic_ids if self._partitions() else None
             ),
             rejoin=lambda: cast("Consumer", self.app.consumer).rejoin(),
+            on_failed=self._kafka_health.report_error,
             interval_seconds=_TOPICS_INTERVAL_SECONDS,
         )
         processor = Processor(
@@ -151,7 +174,7 @@ class WorkerApp:
             publish=self.publisher.publish,
             publish_dead_letter=self.dead_letters.publish,
             metrics=self._metrics,
-            profiles=load_profiles(settings),
+            profiles=profiles,
             default_profile=settings.anabranch_default_profile,
             embedding_model=settings.anabranch_embedding_model,
             output_topic=settings.anabranch_output_topic,
@@ -208,8 +231,10 @@ class WorkerApp:
         if missing := missing_codecs():
             raise StartupRefused(f"{MISSING_CODECS} {', '.join(missing)}; {MISSING_CODECS_REMEDY}")
         diagnosis = await diagnose(self._connection)
-        if diagnosis is not None and diagnosis.refused:
-            raise StartupRefused(str(diagnosis))
+        if diagnosis is not None:
+            if diagnosis.refused:
+                raise StartupRefused(str(diagnosis))
+            self._kafka_health.report_unreachable(str(diagnosis))
         await self._store.open()
         try:
             await self._health.check()
@@ -219,11 +244,27 @@ class WorkerApp:
 
     async def open(self) -> None:
         """Called before any service starts. The store is connected later, so an unreachable one is not an error yet."""
+        settings = self.settings
+        logger.info(
+            "starting",
+            extra={
+                "version": __version__,
+                "brokers": settings.kafka_bootstrap_servers,
+                "group": settings.anabranch_consumer_group,
+                "input_topic": settings.anabranch_input_topic,
+                "output_topic": settings.anabranch_output_topic,
+                "dead_letter_topic": settings.anabranch_dead_letter_topic,
+                "default_profile": settings.anabranch_default_profile,
+                "port": settings.anabranch_web_port,
+            },
+        )
         await self._store.open()
         self._store_watch = self.app.add_future(self._watch_store())
         self.app.add_future(self._kafka_health.watch())
         self.app.add_future(self._lag.watch())
         self.app.add_future(self._watch_topics())
+        self.app.add_future(watch_readiness(self._readiness))
+        self.app.add_future(watch_loop_delay(self._metrics.loop_delay.observe))
 
     async def drain(self, *, stopping: bool) -> None:
         """Wait for the events in flight: within the grace period, or in a rebalance within the rebalance timeout."""
@@ -234,14 +275,30 @@ class WorkerApp:
             seconds = min(
                 seconds, rebalance_seconds * _DRAIN_SHARE_OF_REBALANCE, self._consumer.seconds_left()
             )
-        await self._delivery.drain(seconds)
+        began = monotonic()
+        cancelled = await self._delivery.drain(seconds)
+        logger.info(
+            "drained",
+            extra={
+                "cause": "shutdown" if stopping else "rebalance",
+                "seconds": round(monotonic() - began, 3),
+                "cancelled_events": cancelled,
+            },
+        )
 
     def reopen(self, assigned: Collection[TP]) -> None:
         """Called when partitions have been assigned."""
+        logger.info(
+            "partitions assigned",
+            extra={
+                "topic": self.settings.anabranch_input_topic,
+                "partitions": sorted(tp.partition for tp in assigned),
+            },
+        )
         self._delivery.reopen(len(assigned))
         # The drain cancelled the attempts, and this member may never write a dead letter again.
         self._failing_publishers.clear()
-        self._lag.changed()
+        self._lag.assigned(assigned)
 
     def commit_failed(self) -> None:
         """Called when a commit has failed; it will be retried."""
@@ -264,12 +321,15 @@ class WorkerApp:
         async def retrieval(stream: Any) -> None:
             events: AsyncIterable[EventT[Any]] = stream.noack().events()
             async for event in events:
-                self._delivery.admit(_InputEvent(event))
+                record = _InputEvent(event)
+                if self._delivery.admit(record):
+                    self._metrics.received.inc()
+                    self._lag.track(self._input(record.partition), record.offset, record.timestamp)
 
         @app.page("/metrics")
         async def metrics(web: Any, request: Any) -> Any:
-            del request
-            return web.bytes(self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+            content, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
+            return web.bytes(content, headers={"Content-Type": content_type})
 
         @app.page("/healthz/live")
         async def live(web: Any, request: Any) -> Any:
@@ -279,17 +339,21 @@ class WorkerApp:
         @app.page("/healthz/ready")
         async def ready(web: Any, request: Any) -> Any:
             del request
-            partitions = len(self._partitions())
-            kafka_is_up = not self._failing_publishers and self._kafka_health.reason is None
-            is_ready = self._health.ready and partitions > 0 and kafka_is_up and not self._topics.missing
-            body = {
-                "ready": is_ready,
-                "store": self._health.state.value,
-                "kafka": "up" if kafka_is_up else "down",
-                "partitions": partitions,
-                "missing_topics": self._topics.missing,
-            }
-            return web.json(body, status=200 if is_ready else 503)
+            readiness = self._readiness()
+            return web.json(readiness.page(), status=200 if readiness.ready else 503)
+
+    def _readiness(self) -> Readiness:
+        health = self._health
+        failing = ", ".join(sorted(self._failing_publishers))
+        return Readiness(
+            store=health.state,
+            store_problem=None if health.ready else f"store: {health.reason}",
+            kafka_problem=self._kafka_health.reason
+            or (f"Kafka does not accept {failing}" if failing else None),
+            partitions=len(self._partitions()),
+            missing_topics=self._topics.missing,
+            stopping=self.shutdown.has_begun,
+        )
 
     async def _watch_topics(self) -> None:
         try:

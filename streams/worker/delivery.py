@@ -158,12 +158,15 @@ class Delivery(Generic[R]):
         """Number of events that were read and have not started."""
         return sum(len(partition.waiting) for partition in self._partitions.values())
 
-    def admit(self, record: R) -> None:
-        """Admit an event: it starts at once or waits for its turn."""
+    def admit(self, record: R) -> bool:
+        """Admit an event: it starts at once or waits for its turn.
+
+        Returns:
+            False if it is dropped: it was read before a rebalance, and the partition's next owner reads it again.
+        """
         if self._draining or record.generation != self._generation():
-            # Read before a rebalance: the partition's next owner reads it again. If it started now, it would be
-            # acknowledged past earlier events that the drain cancels.
-            return
+            # If it started now, it would be acknowledged past earlier events that the drain cancels.
+            return False
         key = record.partition, record.generation
         self._partitions.setdefault(key, _Partition()).waiting.append(record)
         self._waiting_bytes += record.size
@@ -173,11 +176,15 @@ class Delivery(Generic[R]):
             for each in self._partitions:
                 self._update_paused(each)
         self._update_paused(key)
+        return True
 
-    async def drain(self, timeout_seconds: float) -> None:
+    async def drain(self, timeout_seconds: float) -> int:
         """Wait for the running events, then cancel the rest: they stay unacknowledged and are read again.
 
         Events that are only waiting are cancelled at once. No event is admitted until `reopen`.
+
+        Returns:
+            Number of running events that were cancelled after the timeout.
         """
         self._draining = True
         self._clear_waiting()
@@ -190,6 +197,7 @@ class Delivery(Generic[R]):
         if unfinished:
             await asyncio.wait(unfinished, timeout=1.0)
         self._tracker.clear()
+        return len(unfinished)
 
     def reopen(self, partitions: int) -> None:
         """Admit events again: this number of partitions has been assigned."""

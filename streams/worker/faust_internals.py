@@ -35,7 +35,7 @@ from faust.types import TP
 from faust.web.drivers import aiohttp as web_driver
 from mode.types import ServiceT
 
-from streams.broker.aiokafka_internals import client_of, configure_consumer, coordinator_of
+from streams.broker.aiokafka_internals import client_of, configure_consumer, coordinator_of, position_of
 from streams.broker.publisher import Publisher
 from streams.broker.records import MAX_HEADERS, ReadBudget, patch_fetcher
 from streams.broker.topic_ids import topic_ids
@@ -126,6 +126,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         records = await super()._fetch_records(*args, **kwargs)
         self.fetched_at = perf_counter()
         return records
+
+    def next_offset(self, tp: TP) -> int | None:
+        """See `position_of`; from any thread."""
+        return None if self._consumer is None else position_of(self._consumer, tp)
 
     async def log_bounds(self, tps: Collection[TP]) -> Mapping[TP, tuple[int, int]]:
         """Fetch the first and the next offset of each log that has a leader, and the committed offsets.
@@ -236,9 +240,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             return None
         if not self._is_same_topic(tp, fetched):
             logger.warning(
-                "reading %s[%d] from its beginning: the committed offset belongs to a deleted topic with this name",
-                tp.topic,
-                tp.partition,
+                "reading from the beginning: the committed offset belongs to a deleted topic with this name",
+                extra={"topic": tp.topic, "partition": tp.partition},
             )
             return None
         return int(fetched.offset)
@@ -268,6 +271,8 @@ class Consumer(driver.Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._acknowledged: dict[TP, int] = {}
+        # The last event of each partition that was fetched since the assignment.
+        self._fetched: dict[TP, int] = {}
         self._committing = asyncio.Lock()
         self._revocation_ends = inf
         self._without_id: Collection[str] = ()
@@ -310,6 +315,7 @@ class Consumer(driver.Consumer):
     def _to_message(self, tp: TP, record: Any) -> Any:
         message: Any = super()._to_message(tp, record)
         message.fetched_at = self._thread.fetched_at
+        self._fetched[tp] = record.offset
         return message
 
     def on_buffer_full(self, tp: TP) -> None:
@@ -344,6 +350,7 @@ class Consumer(driver.Consumer):
         # From an earlier generation.
         self._buffered_partitions.clear()
         self._acknowledged.clear()
+        self._fetched.clear()
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def seek_to_committed(self) -> Mapping[TP, Any]:
@@ -405,6 +412,16 @@ class Consumer(driver.Consumer):
             return None
         # Faust forgets it in a rebalance, and may not fetch it again; the broker knows it.
         return max(self._committed_offset.get(tp) or 0, self._thread.committed.get(tp, 0))
+
+    def next_offset(self, tp: TP) -> int | None:
+        """The next offset to fetch, past offsets without an event too.
+
+        None if an event before it is not committed, wherever it is now, or if it is not known.
+        """
+        committed = self.committed(tp)
+        if committed is None or committed <= self._fetched.get(tp, -1):
+            return None
+        return self._thread.next_offset(tp)
 
     async def log_bounds(self, tps: Collection[TP]) -> Mapping[TP, tuple[int, int]]:
         """Fetch the first and the next offset of each log that has a leader.

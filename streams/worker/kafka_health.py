@@ -50,6 +50,11 @@ class KafkaHealth(logging.Handler):
         """Report a failure, which may mean that Kafka rejects the worker."""
         self._error_reported.set()
 
+    def report_unreachable(self, reason: str) -> None:
+        """Report that no broker can be used at the moment."""
+        self.reason = reason
+        self.report_error()
+
     async def watch(self) -> None:
         """Probe after each failure, indefinitely."""
         self._loop = asyncio.get_running_loop()

@@ -1,11 +1,15 @@
-"""The consumer lag of this member, for the gauge: computed from the broker's log ends, not only from fetches.
+"""The consumer lag of this member, for the gauges: in events, and as the age of the oldest event.
 
-Under back-pressure nothing is fetched, so the log end known to the consumer does not advance, just when it matters.
+It is computed from the broker's log ends, not only from fetches. Under back-pressure nothing is fetched, so the log end
+known to the consumer does not advance, just when it matters.
 """
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Lag", "LogConsumer"]
@@ -13,6 +17,10 @@ __all__ = ["Lag", "LogConsumer"]
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 3.0
+# Beyond this, a broker does not answer: whether events are waiting is not known.
+_KNOWN_SECONDS = 15.0
+# Maximum number of timestamps per partition. There are only that many while commits fail.
+_MAX_TIMESTAMPS = 8192
 
 
 class _Partition(Protocol):
@@ -36,6 +44,13 @@ class LogConsumer(Protocol[P]):
         """The end of the log according to the last fetch."""
         ...
 
+    def next_offset(self, tp: P) -> int | None:
+        """The next offset to fetch, past offsets without an event too.
+
+        None if an event before it is not committed, or if it is not known.
+        """
+        ...
+
     async def log_bounds(self, tps: Collection[P]) -> Mapping[P, tuple[int, int]]:
         """Fetch the first and the next offset of each log; raises if the broker does not answer in time.
 
@@ -51,6 +66,8 @@ class Lag(Generic[P]):
         consumer: returns the consumer.
         partitions: returns the currently assigned partitions.
         interval_seconds: time between two requests to the broker.
+        now: returns the time since the epoch, in seconds; like the timestamps of events.
+        monotonic: returns the time in seconds since any moment.
     """
 
     def __init__(
@@ -59,16 +76,48 @@ class Lag(Generic[P]):
         partitions: Callable[[], Collection[P]],
         *,
         interval_seconds: float = _INTERVAL_SECONDS,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
         self._partitions = partitions
         self._interval_seconds = interval_seconds
+        self._now = now
+        self._monotonic = monotonic
         self._bounds: Mapping[P, tuple[int, int]] = {}
+        # When the broker last reported a partition's bounds; only since the assignment (monotonic).
+        self._known_at: dict[P, float] = {}
+        # When a partition's lag was last 0, or when it was assigned (monotonic).
+        self._idle_at: dict[P, float] = {}
+        # Offset and timestamp of the events that have been read and may not be committed yet, in offset order.
+        self._timestamps: dict[P, deque[tuple[int, float]]] = {}
         self._changed = asyncio.Event()
 
-    def changed(self) -> None:
-        """The assignment has changed: query the broker now."""
+    def assigned(self, tps: Collection[P]) -> None:
+        """These partitions have been assigned: their events are read again. Query the broker now."""
+        now = self._monotonic()
+        self._timestamps = {tp: deque() for tp in tps}
+        self._known_at = {}
+        # A rebalance does not answer the events that wait in a partition that stays here.
+        self._idle_at = {tp: self._idle_at.get(tp, now) for tp in tps}
         self._changed.set()
+
+    def track(self, tp: P, offset: int, timestamp: float | None) -> None:
+        """An event has been read.
+
+        Args:
+            tp: its partition.
+            offset: its offset.
+            timestamp: when it was written, in seconds since the epoch; None: unknown, so now.
+        """
+        if (timestamps := self._timestamps.get(tp)) is None:
+            return  # not assigned any more
+        timestamps.append((offset, self._now() if timestamp is None else timestamp))
+        if len(timestamps) > _MAX_TIMESTAMPS:
+            self._first_uncommitted(tp)  # drops those before it
+            if len(timestamps) > _MAX_TIMESTAMPS // 2:
+                # The first one counts, and after the next commit one of the last, which are still exact.
+                self._timestamps[tp] = deque(islice(timestamps, 0, None, 2))
 
     async def watch(self) -> None:
         """Query the broker repeatedly."""
@@ -89,16 +138,55 @@ class Lag(Generic[P]):
             bounds = await self._consumer().log_bounds(tps)
         except Exception as error:  # noqa: BLE001  # a gauge must not stop the worker; others report that Kafka fails
             logger.debug("cannot fetch the log offsets (%s)", type(error).__name__)
-        else:
-            self._bounds = {tp: self._bounds[tp] for tp in tps if tp in self._bounds} | dict(bounds)
+            return
+        self._bounds = {tp: self._bounds[tp] for tp in tps if tp in self._bounds} | dict(bounds)
+        now = self._monotonic()
+        for tp in bounds:
+            self._known_at[tp] = now
+            if self._lag(tp) == 0:
+                self._idle_at[tp] = now
 
     def __call__(self) -> Iterable[tuple[int, int]]:
         """Yield partition and lag, for partitions with known offsets."""
-        consumer = self._consumer()
         for tp in self._partitions():
-            committed = consumer.committed(tp)
-            if committed is None or tp not in self._bounds:
-                continue
-            start, end = self._bounds[tp]
-            # Fetches are more recent; and events deleted by retention do not count as lag.
-            yield tp.partition, max(0, max(end, consumer.highwater(tp) or 0) - max(start, committed))
+            if (lag := self._lag(tp)) is not None:
+                yield tp.partition, lag
+
+    def oldest_waiting(self) -> Iterable[tuple[int, float]]:
+        """Yield partition and seconds since its oldest event that is not committed was written; 0 if there is none.
+
+        If that event has not been read, since the lag was last 0, or since the assignment. Likewise if the broker does
+        not answer: then events may be waiting that the worker does not know about.
+        """
+        for tp in self._partitions():
+            yield tp.partition, self._waiting_seconds(tp)
+
+    def _waiting_seconds(self, tp: P) -> float:
+        now, lag = self._monotonic(), self._lag(tp)
+        if lag == 0 and now - self._known_at.get(tp, -_KNOWN_SECONDS) < _KNOWN_SECONDS:
+            return 0.0
+        timestamp = self._first_uncommitted(tp) if lag else None
+        if timestamp is None:
+            return now - self._idle_at.get(tp, now)
+        return max(0.0, self._now() - timestamp)  # a timestamp may be from another machine
+
+    def _first_uncommitted(self, tp: P) -> float | None:
+        """When the first event that is not committed was written; None if it has not been read."""
+        timestamps, committed = self._timestamps.get(tp), self._consumer().committed(tp)
+        if not timestamps or committed is None:
+            return None
+        while timestamps and timestamps[0][0] < committed:
+            timestamps.popleft()
+        return timestamps[0][1] if timestamps else None
+
+    def _lag(self, tp: P) -> int | None:
+        """Number of events that are not committed; None if it is not known."""
+        consumer = self._consumer()
+        first = consumer.committed(tp)
+        if first is None or tp not in self._bounds:
+            return None
+        start, end = self._bounds[tp]
+        # Markers of transactions and compacted offsets may follow the last event. Nobody commits them.
+        first = max(first, consumer.next_offset(tp) or 0)
+        # Fetches are more recent; and events deleted by retention do not count as lag.
+        return max(0, max(end, consumer.highwater(tp) or 0) - max(start, first))

@@ -78,6 +78,11 @@ class InputRecord(Protocol):
     @property
     def read_at(self) -> float: ...
 
+    @property
+    def timestamp(self) -> float | None:
+        """When it was written to Kafka, in seconds since the epoch; None: unknown."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OutagePolicy:
@@ -191,7 +196,12 @@ class Processor:
         except Exception as defect:
             self._metrics.retries.labels(INTERNAL_ERROR).inc()
             logger.error(  # noqa: TRY400  # the exception's own text may quote the event
-                "unexpected %s at %s[%d]@%d", _where(defect), record.topic, record.partition, record.offset
+                "unexpected error",
+                extra={
+                    "error": _where(defect),
+                    **_position(record, record.offset),
+                    "event_id": None if tracker.decoded is None else str(tracker.decoded[0].event_id),
+                },
             )
             tracker.count_defect(defect)
             raise
@@ -274,6 +284,8 @@ class Processor:
         if replay_source(record.headers) is None:
             # Clocks differ between machines: an event from the future has age 0.
             metrics.event_age.observe(max(0.0, (datetime.now(UTC) - query.occurred_at).total_seconds()))
+        for code in result.warnings:
+            metrics.warnings.labels(code).inc()
         passages.observe(result.k_returned)
         tokens.observe(result.tokens_used)
 
@@ -324,19 +336,22 @@ class Processor:
                     raise
                 room //= 2
             else:
+                self._metrics.placeholders.inc()
                 break
 
     def _count_dead_letter(self, record: InputRecord, offset: int, error: TerminalError) -> None:
         self._metrics.dead_letters.labels(error.code).inc()
         self._metrics.outcome("dead_lettered").inc()
+        if isinstance(error, Expired) and error.expires_at.timestamp() <= (record.timestamp or 0.0):
+            self._metrics.expired_on_arrival.inc()
         logger.warning(
-            "dead letter %s at %s[%d]@%d%s: %s",
-            error.code,
-            record.topic,
-            record.partition,
-            offset,
-            "" if error.event_id is None else f", event_id {error.event_id}",
-            error,
+            "dead letter",
+            extra={
+                "code": error.code,
+                **_position(record, offset),
+                "event_id": None if error.event_id is None else str(error.event_id),
+                "reason": str(error),
+            },
         )
 
     def _log_dlq_too_small(self, attempts: RetryCallState) -> None:
@@ -405,7 +420,12 @@ class _AttemptTracker:
 
 def _refuse_expired(query: QueryEmbedding) -> None:
     if query.expires_at is not None and query.expires_at <= datetime.now(UTC):
-        raise Expired("expires_at has passed")
+        raise Expired("expires_at has passed", expires_at=query.expires_at)
+
+
+def _position(record: InputRecord, offset: int) -> Mapping[str, object]:
+    """An event's position, as fields of a log line."""
+    return {"topic": record.topic, "partition": record.partition, "offset": offset}
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -32,10 +32,15 @@ class ShutdownDeadline:
         self._grace_seconds = grace_seconds
         self._began: float | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        return self._began is not None
+
     def begin(self) -> None:
         """Start the shutdown: the deadline applies from now on."""
         if self._began is not None:
             return
+        logger.info("stopping", extra={"grace_seconds": self._grace_seconds})
         self._began = monotonic()
         last_resort = threading.Timer(self._grace_seconds + _LAST_RESORT_SECONDS, self._force_exit)
         last_resort.daemon = True

@@ -26,6 +26,8 @@ class TopicWatch(logging.Filter):
             while the broker is asked for the ids.
         input_topic: the name of the input topic.
         rejoin: makes the group rebalance; called if the input topic was recreated since the assignment.
+        on_failed: called if the topics cannot be checked. An idle worker's clients may not notice for a minute that
+            Kafka does not answer.
         interval_seconds: time between two checks.
 
     Attributes:
@@ -40,6 +42,7 @@ class TopicWatch(logging.Filter):
         input_topic: str,
         assigned_ids: Callable[[], Mapping[str, str] | None],
         rejoin: Callable[[], Awaitable[None]],
+        on_failed: Callable[[], None],
         interval_seconds: float,
     ) -> None:
         super().__init__()
@@ -48,6 +51,7 @@ class TopicWatch(logging.Filter):
         self._input_topic = input_topic
         self._assigned_ids = assigned_ids
         self._rejoin = rejoin
+        self._on_failed = on_failed
         self._interval_seconds = interval_seconds
         self.missing: Sequence[str] = ()
         self._ids: dict[str, str] = {}
@@ -64,7 +68,7 @@ class TopicWatch(logging.Filter):
                 try:
                     await self._check_once()
                 except (KafkaError, OSError, TimeoutError):
-                    logger.debug("cannot check the topics; the cause is logged elsewhere")
+                    self._on_failed()
                 await asyncio.sleep(self._interval_seconds)
         finally:
             logging.getLogger(_CLIENT).removeFilter(self)

@@ -132,12 +132,10 @@ def label_values() -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def boundaries() -> dict[str, set[str]]:
     """The histograms' boundaries, as they are rendered."""
-    exposed = metrics.Metrics()
-    for histogram in (exposed.event_duration, exposed.passages_returned, exposed.tokens_used):
-        histogram.labels("extraction")
+    exposed = metrics.Metrics(profiles=["extraction"])
     found: dict[str, set[str]] = {}
     for name, boundary in re.findall(
-        r'^(\w+_bucket)\{.*?le="([^"]+)"', exposed.exposition().decode(), re.MULTILINE
+        r'^(\w+_bucket)\{.*?le="([^"]+)"', exposed.exposition()[0].decode(), re.MULTILINE
     ):
         found.setdefault(name, set()).add(boundary)
     return found

@@ -110,6 +110,17 @@ async def test_a_broker_that_is_down_makes_unready_and_is_left_for_others_to_rep
     assert logged(caplog) == []
 
 
+async def test_a_broker_that_was_down_at_the_start_is_probed_until_it_is_up() -> None:
+    kafka = Kafka(DOWN, None)
+    health = KafkaHealth(kafka.diagnose, interval_seconds=0.01)
+    health.report_unreachable(str(DOWN))
+    assert reason(health) == str(DOWN)
+    watching = asyncio.create_task(health.watch())
+    await until_asked(kafka, 2)
+    watching.cancel()
+    assert reason(health) is None
+
+
 async def test_a_certificate_that_was_taken_away_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     kafka = Kafka(UnusableCertificate("KAFKA_SSL_CAFILE cannot be read"))
     async with watched(kafka) as health:

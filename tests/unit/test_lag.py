@@ -1,7 +1,8 @@
-"""The lag gauge, on what the consumer and the broker say of a partition at each moment."""
+"""The gauges of the lag, on what the consumer and the broker say of a partition at each moment."""
 
 import asyncio
 from collections.abc import Collection, Mapping
+from tracemalloc import get_traced_memory, start, stop
 from unittest.mock import AsyncMock
 
 import pytest
@@ -16,12 +17,17 @@ class Consumer:
     """What is committed, what the last fetch reported, and what the broker says."""
 
     def __init__(self, committed: int | None, highwater: int | None, bounds: tuple[int, int] | None) -> None:
-        self._committed, self._highwater, self.bounds = committed, highwater, bounds
+        self.offset, self._highwater, self.bounds = committed, highwater, bounds
+        self.position: int | None = None
         self.asked = 0
 
     def committed(self, tp: TP) -> int | None:
         assert tp == HERE
-        return self._committed
+        return self.offset
+
+    def next_offset(self, tp: TP) -> int | None:
+        assert tp == HERE
+        return self.position
 
     def highwater(self, tp: TP) -> int | None:
         assert tp == HERE
@@ -90,7 +96,7 @@ async def test_it_asks_again_and_again_and_at_once_after_an_assignment() -> None
             while consumer.asked < asked:
                 await asyncio.sleep(0.01)
                 if interval > 1:
-                    lag.changed()
+                    lag.assigned([HERE])
         watching.cancel()
 
 
@@ -99,3 +105,173 @@ def test_nothing_is_asked_without_partitions() -> None:
     lag = Lag(lambda: consumer, list[TP])
     asyncio.run(lag.refresh())
     assert (consumer.asked, list(lag())) == (0, [])
+
+
+class Clock:
+    """Two clocks that go at the same rate."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return 1.7e9 + self.seconds
+
+    def monotonic(self) -> float:
+        return 40.0 + self.seconds
+
+
+class Bench:
+    """A worker that has had one partition for an hour, without lag."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.consumer = Consumer(10, None, (0, 10))
+        self.assigned = [HERE]
+        self.lag = Lag(
+            lambda: self.consumer,
+            lambda: self.assigned,
+            now=self.clock.now,
+            monotonic=self.clock.monotonic,
+        )
+
+    async def idle(self) -> "Bench":
+        self.lag.assigned([HERE])
+        await self.after(3600)
+        return self
+
+    async def after(self, seconds: float, *, committed: int | None = None, end: int | None = None) -> float:
+        """Lets time pass while the broker answers every 3 s; returns what is reported then."""
+        if committed is not None:
+            self.consumer.offset = committed
+        if end is not None:
+            self.consumer.bounds = (0, end)
+        until = self.clock.seconds + seconds
+        while self.clock.seconds < until:
+            self.clock.seconds = min(until, self.clock.seconds + 3)
+            await self.lag.refresh()
+        return self.waiting()
+
+    def read(self, *events: tuple[int, float | None]) -> None:
+        """Reads events: offset, and how many seconds ago it was written."""
+        for offset, age in events:
+            self.lag.track(HERE, offset, None if age is None else self.clock.now() - age)
+
+    def waiting(self) -> float:
+        [(partition, seconds)] = self.lag.oldest_waiting()
+        assert partition == HERE.partition
+        return seconds
+
+
+async def test_nothing_waits_without_lag() -> None:
+    bench = await Bench().idle()
+    assert bench.waiting() == 0
+    bench.read((10, 5.0))
+    assert await bench.after(3, committed=11, end=11) == 0
+
+
+async def test_the_oldest_event_that_is_not_committed_counts_from_when_it_was_written() -> None:
+    bench = await Bench().idle()
+    bench.read((10, 5.0), (11, 4.0), (12, 1.0))
+    assert await bench.after(3, end=13) == 8  # 5 s before it was read, and 3 s since
+    assert await bench.after(60, committed=11) == 67
+    assert await bench.after(0, committed=12) == 64
+    assert await bench.after(3, committed=13) == 0
+
+
+async def test_offsets_without_an_event_do_not_count() -> None:
+    bench = await Bench().idle()
+    bench.read((17, 5.0))  # compaction has left a gap
+    assert await bench.after(3, end=18) == 8
+
+
+async def test_what_follows_the_last_event_without_being_one_is_no_lag() -> None:
+    """A transaction ends with a marker, which has an offset, and which no consumer commits."""
+    bench = await Bench().idle()
+    bench.read((10, 1.0), (11, 1.0))
+    assert await bench.after(3, end=13) == 4
+    assert list(bench.lag()) == [(1, 3)]
+    bench.consumer.position = 13  # once both are committed
+    assert await bench.after(60, committed=12) == 0
+    assert list(bench.lag()) == [(1, 0)]
+    assert await bench.after(60, end=14) == 60  # the next event, which has not been read
+    assert list(bench.lag()) == [(1, 1)]
+
+
+async def test_an_event_that_is_not_read_counts_from_when_there_was_no_lag_last() -> None:
+    bench = await Bench().idle()
+    assert await bench.after(30, end=11) == 30
+    bench.read((10, 300.0))  # at last; how long it has really been waiting
+    assert bench.waiting() == 300
+
+
+async def test_the_assignment_counts_where_there_was_lag_from_the_start() -> None:
+    bench = Bench()
+    bench.consumer.bounds = (0, 500)
+    bench.lag.assigned([HERE])
+    assert await bench.after(30) == 30
+    # Another member joins; nobody has answered the event meanwhile.
+    bench.lag.assigned([HERE])
+    assert await bench.after(30) == 60
+    bench.assigned = []
+    bench.lag.assigned([])
+    assert list(bench.lag.oldest_waiting()) == []
+    bench.assigned = [HERE]
+    bench.lag.assigned([HERE])
+    assert await bench.after(30) == 30  # another member had it
+
+
+async def test_events_of_an_earlier_assignment_do_not_count() -> None:
+    bench = await Bench().idle()
+    bench.read((10, 100.0))
+    bench.lag.assigned([HERE])
+    assert await bench.after(3, end=11) == 3
+    bench.read((10, 103.0))
+    assert bench.waiting() == 103
+
+
+async def test_an_assignment_is_reported_at_once() -> None:
+    """A series that begins with its first lag hides that one."""
+    bench = Bench()
+    bench.consumer.offset = None
+    bench.lag.assigned([HERE])
+    assert bench.waiting() == 0
+
+
+@pytest.mark.parametrize("end", [10, 12], ids=["without lag", "with lag"])
+async def test_a_worker_that_is_cut_off_cannot_say_that_nothing_waits(end: int) -> None:
+    bench = await Bench().idle()
+    if end > 10:
+        bench.read((10, 2.0))
+    before = await bench.after(3, end=end)
+    assert before == (0 if end == 10 else 5)
+    bench.consumer.bounds = None
+    assert await bench.after(9) == (0 if end == 10 else before + 9)  # an answer may be slow
+    assert await bench.after(51) == before + 60
+    assert await bench.after(60) == before + 120
+    assert await bench.after(3, end=end, committed=end) == 0
+
+
+async def test_an_event_without_a_timestamp_counts_from_when_it_was_read() -> None:
+    bench = await Bench().idle()
+    bench.read((10, None))
+    assert await bench.after(6, end=11) == 6
+
+
+async def test_a_timestamp_in_the_future_is_no_negative_age() -> None:
+    bench = await Bench().idle()
+    bench.read((10, -3600.0))
+    assert await bench.after(3, end=11) == 0
+
+
+async def test_timestamps_take_little_memory_however_long_commits_fail() -> None:
+    bench = await Bench().idle()
+    bench.read((10, 0.0))
+    start()
+    for offset in range(11, 500_000):
+        bench.lag.track(HERE, offset, 1.7e9 + bench.clock.seconds + offset / 1000)
+    used, _ = get_traced_memory()
+    stop()
+    assert used < 2_000_000
+    assert await bench.after(600, end=500_000) == 600
+    # Once a commit succeeds, it covers all that was acknowledged meanwhile. What is still in flight is known exactly.
+    assert await bench.after(0, committed=499_000) == pytest.approx(600 - 499, abs=0.001)

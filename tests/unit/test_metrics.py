@@ -1,12 +1,18 @@
 """What is scraped: names, labels, and boundaries on the limits that are promised."""
 
+import math
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from streams.telemetry.metrics import CONTENT_TYPE, Metrics
+from streams.core.warning_codes import WarningCode
+from streams.telemetry.metrics import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Metrics, WorkerState
 from tests.metric_names import metric_names
 
-# Section 7 of the specification: name → kind and labels.
+# Section 7 of the specification, and what operators need beyond it: name → kind and labels.
 SPECIFIED = {
+    "anabranch_events_received_total": ("counter", set()),
     "anabranch_events_total": ("counter", {"outcome"}),
     "anabranch_event_duration_seconds": ("histogram", {"profile"}),
     "anabranch_event_age_seconds": ("histogram", set()),
@@ -15,12 +21,31 @@ SPECIFIED = {
     "anabranch_passages_returned": ("histogram", {"profile"}),
     "anabranch_tokens_used": ("histogram", {"profile"}),
     "anabranch_dead_letters_total": ("counter", {"code"}),
+    "anabranch_placeholder_dead_letters_total": ("counter", set()),
+    "anabranch_expired_on_arrival_total": ("counter", set()),
+    "anabranch_warnings_total": ("counter", {"code"}),
     "anabranch_retries_total": ("counter", {"cause"}),
     "anabranch_in_flight_events": ("gauge", set()),
     "anabranch_pool_connections": ("gauge", {"state"}),
+    "anabranch_pool_connections_max": ("gauge", set()),
     "anabranch_consumer_lag": ("gauge", {"partition"}),
+    "anabranch_oldest_waiting_seconds": ("gauge", {"partition"}),
+    "anabranch_ready": ("gauge", set()),
+    "anabranch_store_up": ("gauge", set()),
+    "anabranch_kafka_up": ("gauge", set()),
+    "anabranch_assigned_partitions": ("gauge", set()),
+    "anabranch_event_loop_delay_seconds": ("histogram", set()),
     "anabranch_store_replication_lag_seconds": ("gauge", set()),
     "anabranch_build_info": ("gauge", {"version"}),
+    "process_cpu_seconds_total": ("counter", set()),
+    "process_resident_memory_bytes": ("gauge", set()),
+    "process_virtual_memory_bytes": ("gauge", set()),
+    "process_start_time_seconds": ("gauge", set()),
+    "process_open_fds": ("gauge", set()),
+    "process_max_fds": ("gauge", set()),
+    "python_gc_collections_total": ("counter", {"generation"}),
+    "python_gc_objects_collected_total": ("counter", {"generation"}),
+    "python_gc_objects_uncollectable_total": ("counter", {"generation"}),
 }
 
 # Section 6.
@@ -54,7 +79,7 @@ RETRIES = {
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = metrics.exposition().decode()
+    text = metrics.exposition()[0].decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -73,8 +98,7 @@ def test_the_names_and_labels_are_the_specifications() -> None:
             expected |= {f"{name}_bucket": labels | {"le"}, f"{name}_count": labels, f"{name}_sum": labels}
         else:
             expected[name] = labels
-    names = {name: set(labels) for name, labels in metric_names().items() if not name.endswith("_created")}
-    assert names == expected
+    assert {name: set(labels) for name, labels in metric_names().items()} == expected
 
 
 def test_the_limits_of_the_objectives_are_boundaries() -> None:
@@ -102,7 +126,11 @@ def test_the_shipped_ranges_and_budgets_are_boundaries_too() -> None:
 
 
 def test_series_of_known_labels_exist_before_their_first_event() -> None:
-    metrics = Metrics()
+    metrics = Metrics(profiles=["docs", "an operator's"])
+    for histogram in ("event_duration_seconds", "passages_returned", "tokens_used"):
+        profiles = labelled(f"anabranch_{histogram}_count", "profile", metrics)
+        assert profiles == {"docs", "an operator's"}
+    assert labelled("anabranch_warnings_total", "code", metrics) == set(WarningCode)
     assert labelled("anabranch_events_total", "outcome", metrics) == {"answered", "dead_lettered", "skipped"}
     assert labelled("anabranch_stage_duration_seconds_count", "stage", metrics) == {
         "decode",
@@ -127,6 +155,72 @@ def test_what_is_read_at_the_scrape_is_read_each_time() -> None:
     assert (samples(metrics)[pool], samples(metrics)[lag]) == (2, 0)
 
 
+def test_the_worker_s_state_is_read_at_the_scrape() -> None:
+    state = WorkerState()
+    metrics = Metrics(worker=lambda: state, pool_max=17)
+
+    def shown() -> list[float]:
+        names = ("ready", "store_up", "kafka_up", "assigned_partitions", "pool_connections_max")
+        return [samples(metrics)[f"anabranch_{name}", frozenset()] for name in names]
+
+    assert shown() == [0, 0, 0, 0, 17]
+    state = WorkerState(ready=True, store_up=True, kafka_up=True, assigned_partitions=3)
+    assert shown() == [1, 1, 1, 3, 17]
+
+
+# What Prometheus 2 and 3 send by default, and 3 if told to prefer the text format.
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+PREFERS_TEXT = "text/plain;version=0.0.4;q=0.5,application/openmetrics-text;version=1.0.0;q=0.4,*/*;q=0.3"
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        (PROMETHEUS_2, OPENMETRICS_CONTENT_TYPE),
+        (PROMETHEUS_3, OPENMETRICS_CONTENT_TYPE),
+        ("application/openmetrics-text", OPENMETRICS_CONTENT_TYPE),
+        ("Application/OpenMetrics-Text; version=1.0.0; q=0.9 , text/plain;q=0.1", OPENMETRICS_CONTENT_TYPE),
+        (PREFERS_TEXT, CONTENT_TYPE),
+        ("", CONTENT_TYPE),
+        ("*/*", CONTENT_TYPE),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", CONTENT_TYPE),
+        ("application/openmetrics-text;q=0", CONTENT_TYPE),
+        ("application/openmetrics-text;q=none", CONTENT_TYPE),
+        (";;,=,q=", CONTENT_TYPE),
+    ],
+)
+def test_the_format_is_the_one_that_the_client_prefers(accept: str, content_type: str) -> None:
+    content, found = Metrics().exposition(accept)
+    assert found == content_type
+    assert content.endswith(b"# EOF\n") is (content_type == OPENMETRICS_CONTENT_TYPE)
+
+
+def test_both_formats_have_the_same_samples_and_none_is_a_creation_time() -> None:
+    metrics = Metrics(profiles=["docs"], lag=lambda: [(0, 1)], oldest_waiting=lambda: [(0, 1.5)])
+    metrics.events.labels("answered").inc()
+    metrics.event_duration.labels("docs").observe(0.3)
+    content, _ = metrics.exposition("application/openmetrics-text")
+    families = list(openmetrics_families(content.decode()))  # type: ignore[no-untyped-call]  # as published
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    text = samples(metrics)
+    assert found.keys() == text.keys()
+    ours = {key for key in found if key[0].startswith("anabranch_") and not math.isnan(found[key])}
+    assert {key: found[key] for key in ours} == {key: text[key] for key in ours}
+    assert not [name for name, _ in found if name.endswith("_created")]
+
+
 def test_two_workers_in_one_process_do_not_share_a_registry() -> None:
     one, other = Metrics(), Metrics()
     one.events.labels("answered").inc()
@@ -135,9 +229,7 @@ def test_two_workers_in_one_process_do_not_share_a_registry() -> None:
 
 
 def test_every_metric_says_what_it_is() -> None:
-    text = Metrics().exposition().decode()
-    families = list(text_string_to_metric_families(text))
-    assert all(
-        family.documentation.endswith(".") for family in families if not family.name.endswith("_created")
-    )
-    assert CONTENT_TYPE.startswith("text/plain")
+    families = list(text_string_to_metric_families(Metrics().exposition()[0].decode()))
+    ours = [family for family in families if family.name.startswith("anabranch_")]
+    assert len(ours) > 20
+    assert all(family.documentation.endswith(".") for family in ours)

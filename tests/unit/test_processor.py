@@ -71,6 +71,7 @@ class Record:
     partition: int = 3
     offset: int = 42
     read_at: float = field(default_factory=perf_counter)
+    timestamp: float | None = None
 
     @classmethod
     def of(cls, **changes: Any) -> "Record":
@@ -214,6 +215,7 @@ class Bench:
 
 
 OUTCOMES = ("answered", "dead_lettered", "skipped")
+POSITION = ("topic", "partition", "offset")
 
 
 async def answered(bench: Bench, record: Record) -> None:
@@ -261,6 +263,15 @@ async def test_an_answer_is_counted() -> None:
     assert bench.count("anabranch_search_duration_seconds_count", scope="global") == 1
     assert bench.count("anabranch_search_duration_seconds_count", scope="local") == 0
     assert bench.retries() == {}
+
+
+async def test_the_warnings_of_a_result_are_counted() -> None:
+    bench = Bench(Scripted())
+    await answered(bench, Record.of(profile="docs", k=1000))
+    (sent,) = bench.broker.sent
+    assert list(CODEC.decode_result(sent.value).warnings) == ["k_clamped"]
+    assert bench.count("anabranch_warnings_total", code="k_clamped") == 1
+    assert bench.count("anabranch_warnings_total", code="scan_truncated") == 0
 
 
 async def test_an_event_from_the_future_has_no_age() -> None:
@@ -598,6 +609,7 @@ async def test_a_dead_letter_that_does_not_fit_keeps_what_does(
     assert (origin.code, origin.placeholder, [name for name, _ in own]) == ("undecodable", (42, 42), kept)
     assert sent.header("anabranch.placeholder.original.bytes") == "7"
     assert bench.count("anabranch_dead_letters_total", code="undecodable") == 1
+    assert bench.count("anabranch_placeholder_dead_letters_total") == 1
 
 
 async def test_a_placeholder_keeps_headers_that_have_no_value() -> None:
@@ -623,6 +635,7 @@ async def test_a_batch_that_was_not_read_becomes_a_placeholder(error: TerminalEr
     assert sent.header("__connect.errors.stage") == "read"
     assert bench.store.searches == 0
     assert bench.count("anabranch_dead_letters_total", code=error.code) == 1
+    assert bench.count("anabranch_placeholder_dead_letters_total") == 1
 
 
 async def test_an_event_that_expires_between_two_attempts_is_not_searched_again() -> None:
@@ -635,6 +648,25 @@ async def test_an_event_that_expires_between_two_attempts_is_not_searched_again(
     bench = Bench(Scripted(fail_after_expiry))
     await dead(bench, Record.of(expires_at=expiry.isoformat()), "expired")
     assert bench.store.searches == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "on_arrival"),
+    [
+        ("2020-01-01T00:00:00.001Z", 1),
+        ("2020-01-01T00:00:00Z", 1),  # it expires at the moment it is written
+        ("2019-12-31T23:59:59.999Z", 0),  # it waited for too long: here
+        (None, 0),
+    ],
+)
+async def test_an_event_that_had_expired_when_it_was_written_is_counted_apart(
+    written: str | None, on_arrival: int
+) -> None:
+    """No worker, however fast, could have answered it."""
+    timestamp = None if written is None else datetime.fromisoformat(written).timestamp()
+    bench, record = Bench(Scripted()), Record.of(expires_at="2020-01-01T00:00:00Z")
+    await dead(bench, replace(record, timestamp=timestamp), "expired")
+    assert bench.count("anabranch_expired_on_arrival_total") == on_arrival
 
 
 async def test_an_event_that_expires_before_the_preflight_has_passed_is_not_searched() -> None:
@@ -711,8 +743,12 @@ async def test_successes_are_silent_and_a_dead_letter_is_one_line(caplog: pytest
         await bench.processor.handle(Record.of())
         assert caplog.records == []
         await bench.processor.handle(Record(b"{"))
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("dead letter undecodable at retrieval.query-embeddings.v1[3]@42: ")
+    (line,) = caplog.records
+    assert line.getMessage() == "dead letter"
+    fields = vars(line)
+    assert (fields["code"], fields["event_id"]) == ("undecodable", None)
+    assert [fields[name] for name in POSITION] == ["retrieval.query-embeddings.v1", 3, 42]
+    assert fields["reason"]
 
 
 @pytest.mark.parametrize(
@@ -730,8 +766,10 @@ async def test_successes_are_silent_and_a_dead_letter_is_one_line(caplog: pytest
 async def test_the_log_names_a_dead_letters_event(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(Scripted(forever=ValueError(CANARY)))
     await bench.handle(Record(value))
-    (line,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("dead letter"))
-    assert "[3]@42, event_id 6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d: " in line
+    for line in caplog.records:  # of the attempts, too
+        assert [vars(line)[name] for name in POSITION] == ["retrieval.query-embeddings.v1", 3, 42]
+        assert vars(line)["event_id"] == "6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d"
+    assert [line.getMessage() for line in caplog.records].count("dead letter") == 1
 
 
 @pytest.mark.parametrize("event_id", [CANARY, f"{SLOW_SESSION}\n{CANARY}", 7, None, ...])
@@ -740,8 +778,9 @@ async def test_the_log_names_an_event_only_by_a_uuid(
 ) -> None:
     bench = Bench(Scripted())
     await bench.handle(Record.of(event_id=event_id))
-    (line,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("dead letter"))
-    assert "[3]@42: event_id " in line  # the reason
+    (line,) = (vars(one) for one in caplog.records if one.getMessage() == "dead letter")
+    assert line["event_id"] is None
+    assert line["reason"].startswith("event_id ")
     shows_nothing(dict(bench.dead_letter().headers[3:]), caplog)
 
 

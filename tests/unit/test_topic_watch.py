@@ -1,8 +1,10 @@
 """When a member has to join again: not for what the broker only fails to say."""
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
+from aiokafka.errors import KafkaConnectionError
 
 from streams.worker.topic_watch import TopicWatch
 
@@ -12,13 +14,14 @@ INPUT = "queries"
 class Bench:
     def __init__(self, *found: Mapping[str, str], assigned_ids: Mapping[str, str] | None) -> None:
         self._found = list(found)
-        self.rejoined = 0
+        self.rejoined = self.failed = 0
         self.watch = TopicWatch(
             self._fetch_topic_ids,
             topics=[INPUT],
             input_topic=INPUT,
             assigned_ids=lambda: assigned_ids,
             rejoin=self._rejoin,
+            on_failed=self._on_failed,
             interval_seconds=1.0,
         )
 
@@ -27,6 +30,9 @@ class Bench:
 
     async def _rejoin(self) -> None:
         self.rejoined += 1
+
+    def _on_failed(self) -> None:
+        self.failed += 1
 
     async def fetch_topic_ids(self) -> None:
         while self._found:
@@ -59,3 +65,23 @@ async def test_an_id_that_a_broker_does_not_say_is_not_another_one(caplog: pytes
     await bench.fetch_topic_ids()
     assert bench.rejoined == 0
     assert "created again" not in caplog.text
+
+
+async def test_a_broker_that_does_not_answer_is_reported_each_time() -> None:
+    """An idle worker's own clients may take a minute."""
+    bench = Bench(assigned_ids=None)
+    failures = [TimeoutError(), KafkaConnectionError(), OSError()]
+
+    async def fail() -> Mapping[str, str]:
+        if failures:
+            raise failures.pop()
+        return {INPUT: "a"}
+
+    bench.watch._fetch_topic_ids = fail
+    bench.watch._interval_seconds = 0.001
+    watching = asyncio.create_task(bench.watch.watch())
+    async with asyncio.timeout(5):
+        while failures or not bench.watch._ids:  # noqa: ASYNC110  # nobody says when
+            await asyncio.sleep(0.001)
+    watching.cancel()
+    assert bench.failed == 3

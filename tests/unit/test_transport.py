@@ -29,6 +29,7 @@ class Thread(Service):
         self.accepts = True
         self.getmany: Any = None
         self.fetched_at = 0.0
+        self.position: int | None = None
         self.committed: Mapping[TP, int] = {}
         self.topic_ids = {HERE.topic: "id"}
         self.answers = asyncio.Event()
@@ -42,6 +43,10 @@ class Thread(Service):
 
     def assignment(self) -> set[TP]:
         return {HERE, THERE}
+
+    def next_offset(self, tp: TP) -> int | None:
+        assert tp == HERE
+        return self.position
 
 
 class Bench:
@@ -242,13 +247,13 @@ async def test_holds_end_with_the_assignment(bench: Bench) -> None:
     assert consumer._get_active_partitions() == {HERE}
 
 
-async def test_an_event_s_clock_starts_when_it_is_fetched(bench: Bench) -> None:
-    bench.thread.fetched_at = 12.5
-    record = SimpleNamespace(
+def fetched(*, offset: int = 7, timestamp: int | None = None) -> SimpleNamespace:
+    """A record as aiokafka returns it."""
+    return SimpleNamespace(
         topic=HERE.topic,
         partition=HERE.partition,
-        offset=7,
-        timestamp=None,
+        offset=offset,
+        timestamp=timestamp,
         timestamp_type=0,
         headers=(),
         key=None,
@@ -257,8 +262,50 @@ async def test_an_event_s_clock_starts_when_it_is_fetched(bench: Bench) -> None:
         serialized_key_size=0,
         serialized_value_size=2,
     )
-    message = bench.consumer._to_message(HERE, record)
-    assert _InputEvent(cast("EventT[Any]", SimpleNamespace(message=message))).read_at == 12.5
+
+
+def input_event(message: object) -> _InputEvent:
+    return _InputEvent(cast("EventT[Any]", SimpleNamespace(message=message)))
+
+
+async def test_an_event_s_clock_starts_when_it_is_fetched(bench: Bench) -> None:
+    bench.thread.fetched_at = 12.5
+    assert input_event(bench.consumer._to_message(HERE, fetched())).read_at == 12.5
+
+
+@pytest.mark.parametrize(
+    ("stored", "timestamp"), [(1_700_000_000_123, 1_700_000_000.123), (0, None), (-1, None), (None, None)]
+)
+async def test_an_event_s_timestamp_is_the_record_s_in_seconds(
+    bench: Bench, stored: int | None, timestamp: float | None
+) -> None:
+    """0 for a batch that was not read, -1 in the oldest format."""
+    message = bench.consumer._to_message(HERE, fetched(timestamp=stored))
+    assert input_event(message).timestamp == timestamp
+
+
+async def test_the_next_offset_is_known_once_every_event_before_it_is_committed(bench: Bench) -> None:
+    """An event may also be on its way between the consumer and the agent."""
+    consumer = bench.consumer
+    assert consumer.next_offset(HERE) is None
+    consumer._read_offset[HERE] = consumer._committed_offset[HERE] = 7  # as Faust does after an assignment
+    bench.thread.position = 8  # a marker at 7
+    assert consumer.next_offset(HERE) == 8
+    consumer._to_message(HERE, fetched(offset=8))
+    consumer._to_message(HERE, fetched(offset=9))
+    bench.thread.position = 11
+    assert consumer.next_offset(HERE) is None
+    consumer.acknowledge(HERE, 8)
+    await consumer.commit()
+    assert consumer.next_offset(HERE) is None
+    consumer.acknowledge(HERE, 9)
+    assert consumer.next_offset(HERE) is None
+    await consumer.commit()
+    assert consumer.next_offset(HERE) == 11
+    consumer._on_partitions_assigned = AsyncMock()
+    consumer._to_message(HERE, fetched(offset=12))
+    await consumer.on_partitions_assigned({HERE}, 2)  # what was fetched before is read again
+    assert consumer._fetched == {}
 
 
 def test_an_events_size_covers_what_its_headers_take_in_memory() -> None:
@@ -266,14 +313,14 @@ def test_an_events_size_covers_what_its_headers_take_in_memory() -> None:
         topic="queries",
         partition=0,
         offset=7,
+        timestamp=1.7e9,
         generation_id=1,
         key=b"key",
         value=b"value",
         headers=[("", b"")] * 1000,
         fetched_at=12.5,
     )
-    event = _InputEvent(cast("EventT[Any]", SimpleNamespace(message=message)))
-    assert event.size > 100_000
+    assert input_event(message).size > 100_000
 
 
 async def test_offsets_of_a_deleted_topic_never_get_the_id_of_its_successor(

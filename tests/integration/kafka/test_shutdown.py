@@ -1,10 +1,8 @@
 """SIGTERM ends a worker in time, whatever is broken."""
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -13,27 +11,9 @@ from tests.conftest import Database, PostgresServer
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, as_avro, check_end, query, until
 from tests.integration.kafka.apache_kafka import ApacheKafka
+from tests.integration.kafka.outages import frozen, killed
 
 GRACE_SECONDS = 3.0
-
-
-@contextmanager
-def frozen(broker: ApacheKafka) -> Iterator[None]:
-    """Every connection stands, and nothing is answered."""
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        broker.restart(kill=True)  # thawed, it would take a while until it serves
-
-
-@contextmanager
-def killed(broker: ApacheKafka) -> Iterator[None]:
-    broker.stop(kill=True)
-    try:
-        yield
-    finally:
-        broker.start()
 
 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])

@@ -27,6 +27,7 @@ from tests.integration.harness import (
 
 # Specification, section 7: name to labels.
 METRICS = {
+    "anabranch_events_received_total": set(),
     "anabranch_events_total": {"outcome"},
     "anabranch_event_duration_seconds": {"profile"},
     "anabranch_event_age_seconds": set(),
@@ -35,12 +36,31 @@ METRICS = {
     "anabranch_passages_returned": {"profile"},
     "anabranch_tokens_used": {"profile"},
     "anabranch_dead_letters_total": {"code"},
+    "anabranch_placeholder_dead_letters_total": set(),
+    "anabranch_expired_on_arrival_total": set(),
+    "anabranch_warnings_total": {"code"},
     "anabranch_retries_total": {"cause"},
     "anabranch_in_flight_events": set(),
     "anabranch_pool_connections": {"state"},
+    "anabranch_pool_connections_max": set(),
     "anabranch_consumer_lag": {"partition"},
+    "anabranch_oldest_waiting_seconds": {"partition"},
+    "anabranch_ready": set(),
+    "anabranch_store_up": set(),
+    "anabranch_kafka_up": set(),
+    "anabranch_assigned_partitions": set(),
+    "anabranch_event_loop_delay_seconds": set(),
     "anabranch_store_replication_lag_seconds": set(),
     "anabranch_build_info": {"version"},
+    "process_cpu_seconds_total": set(),
+    "process_resident_memory_bytes": set(),
+    "process_virtual_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+    "process_open_fds": set(),
+    "process_max_fds": set(),
+    "python_gc_collections_total": {"generation"},
+    "python_gc_objects_collected_total": {"generation"},
+    "python_gc_objects_uncollectable_total": {"generation"},
 }
 
 RNG = random.Random(3)
@@ -128,6 +148,8 @@ async def test_an_outage_is_seen_survived_and_counted(
     answered = len(output_reader.results)
     during = await worker.scrape()
     assert during.total("anabranch_consumer_lag") > 0
+    assert max(during.all("anabranch_oldest_waiting_seconds").values()) > 1
+    assert [during.value(f"anabranch_{name}") for name in ("ready", "store_up", "kafka_up")] == [0, 0, 1]
     assert during.value("anabranch_in_flight_events") >= 8
     await asyncio.sleep(2)
     assert len(output_reader.results) == answered  # nothing is made up
@@ -169,6 +191,7 @@ def agree(samples: Samples, events: Load, output_reader: OutputReader) -> None:
     assert samples.labels() == METRICS
     results = [read_result(record.value) for record in output_reader.results]
     answered = len(events.asked)
+    assert samples.value("anabranch_events_received_total") == answered + events.bad.total() + events.skipped
     assert samples.all("anabranch_events_total") == {
         ("answered",): answered,
         ("dead_lettered",): events.bad.total(),
@@ -199,6 +222,15 @@ def agree(samples: Samples, events: Load, output_reader: OutputReader) -> None:
     assert samples.value("anabranch_retries_total", cause="store_unavailable") >= 8
     assert samples.all("anabranch_build_info") == {(streams.__version__,): 1}
     assert 0 < samples.total("anabranch_pool_connections") <= 17
+    assert samples.value("anabranch_pool_connections_max") == 17
+    assert [samples.value(f"anabranch_{name}") for name in ("ready", "store_up", "kafka_up")] == [1, 1, 1]
+    assert samples.value("anabranch_assigned_partitions") == 3
+    assert samples.all("anabranch_oldest_waiting_seconds") == {("0",): 0, ("1",): 0, ("2",): 0}
+    assert samples.value("anabranch_event_loop_delay_seconds_count") > 4
+    assert samples.total("anabranch_warnings_total") == sum(len(result["warnings"]) for result in results)
+    assert samples.value("anabranch_placeholder_dead_letters_total") == 0
+    assert samples.value("anabranch_expired_on_arrival_total") == 0
+    assert samples.value("process_cpu_seconds_total") > 0
     assert samples.value("anabranch_pool_connections", state="busy") <= 1  # the probe
     assert samples.all("anabranch_consumer_lag") == {("0",): 0, ("1",): 0, ("2",): 0}
     # A boundary exactly on each limit of the objectives.

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from streams.embedded.broker import EmbeddedBroker
 from tests.conftest import Database
@@ -84,3 +87,33 @@ async def test_whatever_is_in_the_temporary_folder_a_worker_starts(
     (folder / "anabranch").write_text("somebody else's")
     await start_worker(database.worker, TMPDIR=str(folder)).until_ready()
     assert [path.name for path in folder.iterdir()] == ["anabranch"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        (
+            "application/openmetrics-text; version=1.0.0",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+        ("text/plain", "text/plain; version=0.0.4; charset=utf-8"),
+        (None, "text/plain; version=0.0.4; charset=utf-8"),
+    ],
+)
+async def test_metrics_come_in_the_format_that_is_asked_for(
+    accept: str | None, content_type: str, database: Database, start_worker: Callable[..., Worker]
+) -> None:
+    worker = start_worker(database.worker)
+    await until(worker.is_live, partial(getattr, worker, "log"), seconds=20)
+    request = Request(f"http://127.0.0.1:{worker.port}/metrics", headers={"Accept": accept} if accept else {})
+
+    def scrape() -> tuple[str, str]:
+        with urlopen(request, timeout=5) as response:
+            return response.headers["Content-Type"], response.read().decode()
+
+    found, text = await asyncio.to_thread(scrape)
+    assert found == content_type
+    parse = openmetrics_families if "openmetrics" in content_type else text_string_to_metric_families
+    names = {sample.name for family in parse(text) for sample in family.samples}
+    assert {"anabranch_ready", "anabranch_events_total", "anabranch_build_info"} <= names
+    assert not [name for name in names if name.endswith("_created")]
