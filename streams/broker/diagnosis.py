@@ -62,18 +62,23 @@ class Diagnosis:
 
 
 async def diagnose(connection: BrokerConnection) -> Diagnosis | None:
-    """Probe every server; None if one of them answers correctly.
+    """Probe all servers at the same time; None as soon as one of them answers correctly.
 
     Raises:
         UnusableCertificate: a file cannot be read, or does not contain what it should.
     """
     options = connection.client_options()
-    found = []
-    for server in options.pop("bootstrap_servers"):
-        diagnosis = await _BrokerProbe(server, connection, options).run()
-        if diagnosis is None:
-            return None
-        found.append(diagnosis)
+    servers = options.pop("bootstrap_servers")
+    probes = [asyncio.ensure_future(_BrokerProbe(server, connection, options).run()) for server in servers]
+    try:
+        for probe in asyncio.as_completed(probes):
+            if await probe is None:
+                return None
+    finally:
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+    found = [diagnosis for probe in probes if (diagnosis := probe.result()) is not None]
     # A server that is down says nothing about the settings; one that rejects the client does.
     return next((diagnosis for diagnosis in found if diagnosis.refused), found[0] if found else None)
 

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 # aiokafka's logger: it repeats that a topic is missing with every metadata request.
 _CLIENT = "aiokafka.cluster"
 
+# A broker that has not answered after this time may not answer at all. All others are asked, one after the other.
+_OVERDUE_SECONDS = 3.0
+
 
 class TopicWatch(logging.Filter):
     """Checks the topics every few seconds.
@@ -26,9 +29,10 @@ class TopicWatch(logging.Filter):
             while the broker is asked for the ids.
         input_topic: the name of the input topic.
         rejoin: makes the group rebalance; called if the input topic was recreated since the assignment.
-        on_failed: called if the topics cannot be checked. An idle worker's clients may not notice for a minute that
-            Kafka does not answer.
+        on_failed: called if the topics cannot be checked, or not in time. An idle worker's clients may not notice for a
+            minute that Kafka does not answer.
         interval_seconds: time between two checks.
+        overdue_seconds: how long a check may take before `on_failed` is called.
 
     Attributes:
         missing: the topics that do not exist, in order; empty until the first check.
@@ -44,6 +48,7 @@ class TopicWatch(logging.Filter):
         rejoin: Callable[[], Awaitable[None]],
         on_failed: Callable[[], None],
         interval_seconds: float,
+        overdue_seconds: float = _OVERDUE_SECONDS,
     ) -> None:
         super().__init__()
         self._fetch_topic_ids = fetch_topic_ids
@@ -53,6 +58,7 @@ class TopicWatch(logging.Filter):
         self._rejoin = rejoin
         self._on_failed = on_failed
         self._interval_seconds = interval_seconds
+        self._overdue_seconds = overdue_seconds
         self.missing: Sequence[str] = ()
         self._ids: dict[str, str] = {}
 
@@ -74,7 +80,11 @@ class TopicWatch(logging.Filter):
             logging.getLogger(_CLIENT).removeFilter(self)
 
     async def _check_once(self) -> None:
-        found = await self._fetch_topic_ids()
+        overdue = asyncio.get_running_loop().call_later(self._overdue_seconds, self._on_failed)
+        try:
+            found = await self._fetch_topic_ids()
+        finally:
+            overdue.cancel()
         missing = sorted(set(self._topics) - set(found))
         if missing and missing != self.missing:
             logger.error("%s", MissingTopics(missing))

@@ -23,6 +23,7 @@ class Bench:
             rejoin=self._rejoin,
             on_failed=self._on_failed,
             interval_seconds=1.0,
+            overdue_seconds=0.01,
         )
 
     async def _fetch_topic_ids(self) -> Mapping[str, str]:
@@ -85,3 +86,30 @@ async def test_a_broker_that_does_not_answer_is_reported_each_time() -> None:
             await asyncio.sleep(0.001)
     watching.cancel()
     assert bench.failed == 3
+
+
+async def test_an_answer_that_takes_long_is_reported_before_it_comes() -> None:
+    """Each of a large cluster's brokers may take its time."""
+    bench = Bench(assigned_ids=None)
+    answered = asyncio.Event()
+
+    async def wait() -> Mapping[str, str]:
+        await answered.wait()
+        return {INPUT: "a"}
+
+    bench.watch._fetch_topic_ids = wait
+    checking = asyncio.create_task(bench.watch._check_once())
+    async with asyncio.timeout(5):
+        while not bench.failed:  # noqa: ASYNC110  # nobody says when
+            await asyncio.sleep(0.001)
+        answered.set()
+        await checking
+    assert bench.failed == 1
+    assert bench.watch._ids == {INPUT: "a"}
+
+
+async def test_an_answer_in_time_is_not_reported() -> None:
+    bench = Bench({INPUT: "a"}, assigned_ids=None)
+    await bench.fetch_topic_ids()
+    await asyncio.sleep(0.03)
+    assert bench.failed == 0

@@ -27,7 +27,7 @@ _DEFAULT_TIMEOUTS = {
     "ANABRANCH_SESSION_TIMEOUT_SECONDS": "10",
     "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": "40",
 }
-_PROMISED_SECONDS = 30.0
+_PROMISED_SECONDS = 20.0
 
 
 def state(samples: Samples) -> tuple[float, float, float]:
@@ -57,14 +57,14 @@ async def test_an_idle_worker_notices_that_kafka_is_away(
     with outage(broker):
         began = time.monotonic()
         while state(samples := await worker.scrape()) != (0, 0, 1):
-            assert time.monotonic() - began < 2 * _PROMISED_SECONDS, worker.log[-4000:]
+            assert time.monotonic() - began < 3 * _PROMISED_SECONDS, worker.log[-4000:]
             await asyncio.sleep(0.1)
         noticed = time.monotonic() - began
         assert noticed < _PROMISED_SECONDS
         assert await asyncio.to_thread(worker.is_live)
         # Whether events are waiting is not known: so it does not say that none is.
         while min((samples := await worker.scrape()).all("anabranch_oldest_waiting_seconds").values()) == 0:
-            assert time.monotonic() - began < 2 * _PROMISED_SECONDS
+            assert time.monotonic() - began < 3 * _PROMISED_SECONDS
             await asyncio.sleep(0.1)
         first = samples.all("anabranch_oldest_waiting_seconds")
         assert len(first) == PARTITIONS
