@@ -92,6 +92,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self.assigned_ids: Mapping[str, str] | None = None
         """The same; None from an assignment until the broker has reported them or failed to."""
         self._assignment_changed = True
+        self._commits_fail = False
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         patch_fetcher(self._max_inflated_bytes, self._budget, max_headers=MAX_HEADERS)
@@ -196,12 +197,23 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
                     }
                 )
         except (CommitFailedError, IllegalStateError) as error:
-            logger.warning("offsets were not committed: the group has rebalanced (%s)", type(error).__name__)
+            self._log_commit(f"offsets were not committed: the group has rebalanced ({type(error).__name__})")
             return False
         except (KafkaError, TimeoutError) as error:
-            logger.warning("offsets were not committed (%s); retrying", type(error).__name__)
+            self._log_commit(f"offsets were not committed ({type(error).__name__}); retrying")
             return False
+        self._log_commit(None)
         return True
+
+    def _log_commit(self, problem: str | None) -> None:
+        """Log that commits fail, and that they succeed again: while a broker does not answer, many fail."""
+        if (problem is not None) == self._commits_fail:
+            return
+        self._commits_fail = problem is not None
+        if problem is None:
+            logger.info("offsets are committed again")
+        else:
+            logger.warning("%s", problem)
 
     def _commit_metadata(self, tp: TP) -> str:
         topic_id = self.topic_ids.get(tp.topic)

@@ -1,13 +1,14 @@
 """What the consumer commits, on a broker that confirms, rejects, or takes its time."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import pytest
-from aiokafka.errors import KafkaTimeoutError
+from aiokafka.errors import KafkaTimeoutError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 from faust.types import TP, EventT
 from mode import Service
@@ -338,6 +339,7 @@ async def test_offsets_of_a_deleted_topic_never_get_the_id_of_its_successor(
     thread.topic_ids = {}
     thread.tp_last_committed_at = {}
     thread._assignment_changed = True
+    thread._commits_fail = False
     thread.thread_loop = asyncio.get_running_loop()
     thread.consumer = SimpleNamespace(threadsafe_partitions_assigned=AsyncMock())
     thread._consumer = SimpleNamespace(
@@ -353,6 +355,25 @@ async def test_offsets_of_a_deleted_topic_never_get_the_id_of_its_successor(
     assert await thread._commit({HERE: 900})
     await thread.on_partitions_assigned({HERE}, 1)
     assert await thread._seek_to_committed() == {HERE: None}
+
+
+async def test_commits_that_fail_are_one_line_and_their_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="streams")
+    thread: Any = object.__new__(faust_internals._ConsumerThread)
+    thread.topic_ids = {HERE.topic: "id"}
+    thread.tp_last_committed_at = {}
+    thread._commits_fail = False
+    thread._consumer = SimpleNamespace(
+        assignment=lambda: {HERE},
+        commit=AsyncMock(
+            side_effect=[None, KafkaTimeoutError(), NodeNotReadyError(), TimeoutError(), None, None]
+        ),
+    )
+    assert [await thread._commit({HERE: 7}) for _ in range(6)] == [True, False, False, False, True, True]
+    assert caplog.messages == [
+        "offsets were not committed (KafkaTimeoutError); retrying",
+        "offsets are committed again",
+    ]
 
 
 @pytest.mark.parametrize(
