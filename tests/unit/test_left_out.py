@@ -36,7 +36,7 @@ def test_a_fast_run_lists_what_it_leaves_out() -> None:
     printed = run_pytest("--fast", "--numprocesses", "1", *files)
     assert re.search(r" [1-9]\d* passed", printed)
     [listed] = re.findall(r"= left out =+\n+(.*)", printed)
-    assert re.fullmatch(r" +2  needs a broker, .*; to enable: make test", listed)
+    assert re.fullmatch(r" +4  needs a broker, .*; to enable: make test", listed)
 
 
 def skipped(reason: str) -> pytest.TestReport:
