@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks import peer_store
 from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
+from benchmarks.unguarded import create_unguarded_functions, unguarded
 from streams import resources
 from streams.bench import BenchError
 from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
@@ -42,6 +43,8 @@ _PLANS: Final = ("auto", "force_custom_plan")
 _EF_SEARCH: Final = (40, 60, 100, 200, 400, 800, 1000)
 # A peer reaches our recall if it is this close.
 _EQUAL: Final = 0.002
+# What the pipeline's vector index is on.
+_NEAREST: Final = "(l2_normalize(c.embedding)::halfvec(768)) <=> $1::halfvec(768)"
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,6 @@ class Arena:
         }
         self.best = {id(question): exact(world, question) for question in mixed}
         self.recall: dict[str, dict[str, float]] = {}
-        self._nearest = "c.embedding <=> $1"
         self._topics: dict[str, Topics] = {}
 
     @property
@@ -145,20 +147,12 @@ class Arena:
         await self.stack.create_store(_STORE)
         facts = {"index seconds": await load(self.world, self.stack.admin_dsn(_STORE))}
         connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
-        definition = await connection.fetchval(
-            "SELECT pg_get_indexdef('document_chunks_embedding_halfvec'::regclass)"
-        )
         facts["index bytes"] = await connection.fetchval(
             "SELECT pg_relation_size('document_chunks_embedding_halfvec')"
         )
         if peers:
             await connection.execute(f"CREATE DATABASE {_PEERS}")
         await connection.close()
-        if "halfvec" in definition:
-            self._nearest = (
-                f"(l2_normalize(c.embedding)::halfvec({self.world.vectors.shape[1]}))"
-                f" <=> $1::halfvec({self.world.vectors.shape[1]})"
-            )
         if peers:
             sets = await peer_store.load(self.world, self.stack.admin_dsn(_PEERS))
             self._sets_file.write_text(json.dumps(sets), encoding="utf-8")
@@ -170,7 +164,7 @@ class Arena:
             self._save_events(workload, asked)
             self.recall.setdefault("ceiling", {}).update(
                 mean_recall(
-                    (question, self.best[id(question)], answer.chunk_ids)
+                    (question, self.best[id(question)], answer)
                     for question, answer in zip(asked, recording.answers, strict=True)
                 )
             )
@@ -179,11 +173,21 @@ class Arena:
         self._save_events("mixed", self.questions["mixed"])
         for name, asked in (("auditors", self.auditors), ("small", self.small)):
             self._save(name, (await self._record(asked)).events)
+        await create_unguarded_functions(
+            self.stack.admin_dsn(_STORE), "bench_unguarded", principals_setting=PRINCIPALS_SETTING
+        )
+        self._save(
+            "auditors-unguarded",
+            [
+                [replace(statement, sql=unguarded(statement.sql)) for statement in event]
+                for event in self._load("auditors")
+            ],
+        )
         return facts
 
     async def _record(self, asked: Sequence[Question]) -> Recording:
         queries = [question.event() for question in asked]
-        return await record(self.worker_dsn, queries)
+        return await record(self.stack.worker_settings(_STORE), queries)
 
     def meter(self) -> CpuMeter:
         return CpuMeter(self.stack.processes)
@@ -200,25 +204,10 @@ class Arena:
         return await self._ceiling("small", Tuning(1), seconds, warm_up)
 
     async def guarded(self, seconds: float, *, unguarded: bool) -> LoopResult:
-        """The ceiling by a caller who may read everything, one event at a time: as a worker, or without policies."""
+        """The ceiling by a caller who may read everything, one at a time: as a worker, or without access control."""
         if not unguarded:
             return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_worker")
-        # The searches refuse a role that row-level security does not apply to.
-        connection = await asyncpg.connect(self.stack.admin_dsn(_STORE))
-        try:
-            check = await connection.fetchval(
-                "SELECT pg_get_functiondef('public.anabranch_require_row_security()'::regprocedure)"
-            )
-            await connection.execute(
-                "CREATE OR REPLACE FUNCTION public.anabranch_require_row_security() RETURNS void"
-                " LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS 'BEGIN END'"
-            )
-            try:
-                return await self._ceiling("auditors", Tuning(1), seconds, _WARM_UP, "bench_unguarded")
-            finally:
-                await connection.execute(check)
-        finally:
-            await connection.close()
+        return await self._ceiling("auditors-unguarded", Tuning(1), seconds, _WARM_UP, "bench_unguarded")
 
     async def _ceiling(
         self,
@@ -228,10 +217,12 @@ class Arena:
         warm_up: float,
         role: str = "bench_worker",
     ) -> LoopResult:
+        settings = self.stack.worker_settings(_STORE)
         job = Job(
             dsn=self.stack.dsn(role, _STORE),
             recording=str(self._file(recording)),
             connections=tuning.concurrency,
+            statement_cache_size=settings.anabranch_statement_cache_size,
             warm_up=warm_up,
             seconds=seconds,
             processes={"postgres": self.stack.postgres.pid},
@@ -246,7 +237,7 @@ class Arena:
             chunks="public.document_chunks",
             documents="public.documents",
             topics="c.related_topic_ids",
-            nearest=self._nearest,
+            nearest=_NEAREST,
             setting=PRINCIPALS_SETTING,
             json=True,
         )

@@ -11,26 +11,29 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import uvloop
 from pgvector.asyncpg import register_vector
 
+from streams.bench import BenchError
 from streams.bench.cpu import CpuMeter
+from streams.configured import load_profiles
 from streams.core.messages import QueryEmbedding
-from streams.core.profiles import BUILTIN_PROFILES, resolve_params
+from streams.core.profiles import resolve_params
 from streams.retrieval import retrieve
+from streams.settings import Settings
+from streams.store.catalog import vector_schema
 from streams.store.postgres import PooledConnection, PostgresStore
 from streams.tokens import count_tokens
 
 __all__ = [
-    "Answer",
     "Job",
     "LoopResult",
     "Recording",
@@ -43,9 +46,6 @@ __all__ = [
     "with_client",
 ]
 
-# Sent as they are: the driver's simple protocol, which the store uses for them too.
-_CONTROL: Final = ("BEGIN", "COMMIT")
-
 
 @dataclass(frozen=True)
 class Statement:
@@ -56,20 +56,11 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What `retrieve` returned for one query."""
-
-    chunk_ids: frozenset[UUID]
-    search_seconds: float
-    arm_seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Recording:
-    """The statements of each query, and the answers."""
+    """The statements of each query, and the chunks in its result."""
 
     events: Sequence[Sequence[Statement]]
-    answers: Sequence[Answer]
+    answers: Sequence[frozenset[UUID]]
 
     def save(self, file: Path) -> None:
         """Write the statements, for a `Job`."""
@@ -84,6 +75,7 @@ class Job:
         dsn: of the role to search as.
         recording: a file with a pickled list of lists of `Statement`.
         connections: events in flight, one on each connection.
+        statement_cache_size: as the worker has it; 0: without prepared statements, for a pooler.
         warm_up: seconds before the measurement.
         seconds: of the measurement.
         processes: whose CPU time to measure: name to process id.
@@ -92,6 +84,7 @@ class Job:
     dsn: str
     recording: str
     connections: int
+    statement_cache_size: int
     warm_up: float
     seconds: float
     processes: dict[str, int] = field(default_factory=dict)
@@ -111,18 +104,26 @@ class LoopResult:
         return self.events / self.seconds
 
 
-async def record(dsn: str, queries: Sequence[QueryEmbedding]) -> Recording:
-    """Answer each query once, and write down the statements.
+async def record(settings: Settings, queries: Sequence[QueryEmbedding]) -> Recording:
+    """Answer each query once, as a worker with these settings, and write down the statements.
 
     Args:
-        dsn: of the worker's role.
+        settings: the worker's.
         queries: what to ask.
+
+    Raises:
+        SettingsError: the profiles cannot be used.
+        TerminalError: a query can never be answered.
+        TransientError: the store cannot be searched.
     """
+    profiles = load_profiles(settings)
     store = PostgresStore(
-        dsn,
+        settings.store_dsn,
         connections=1,  # so that the arms' transactions follow one another
-        search_timeout_seconds=20,
-        exact_scan_rows=20_000,
+        search_timeout_seconds=settings.anabranch_search_timeout_seconds,
+        exact_scan_rows=settings.anabranch_exact_scan_rows,
+        statement_cache_size=settings.anabranch_statement_cache_size,
+        max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
     )
     await store.open()
     sent: list[Statement] = []
@@ -133,24 +134,18 @@ async def record(dsn: str, queries: Sequence[QueryEmbedding]) -> Recording:
         )
 
     events: list[list[Statement]] = []
-    answers: list[Answer] = []
+    answers: list[frozenset[UUID]] = []
     try:
         await store.inspect(observe)
         for query in queries:
-            params = resolve_params(query, BUILTIN_PROFILES, "extraction")
+            params = resolve_params(query, profiles, settings.anabranch_default_profile)
             for attempt in range(2):  # the first sends the introspection of types too, and fills caches
                 sent.clear()
                 found = await retrieve(query, params, store, count_tokens, started=perf_counter())
                 if attempt or events:
                     break
             events.append(list(sent))
-            answers.append(
-                Answer(
-                    frozenset(passage.chunk_id for passage in found.result.results),
-                    found.search_seconds,
-                    tuple(found.arm_seconds.values()),
-                )
-            )
+            answers.append(frozenset(passage.chunk_id for passage in found.result.results))
     finally:
         await store.close(timeout_seconds=5)
     return Recording(events, answers)
@@ -161,11 +156,17 @@ def save(events: Sequence[Sequence[Statement]], file: Path) -> None:
     file.write_bytes(pickle.dumps([list(event) for event in events]))
 
 
-async def _connect(dsn: str, **server_settings: str) -> asyncpg.Connection:
+async def _connect(job: Job, statements: Iterable[Statement]) -> asyncpg.Connection:
     connection = await asyncpg.connect(
-        dsn, server_settings={"application_name": "anabranch bench", **server_settings}
+        job.dsn,
+        statement_cache_size=job.statement_cache_size,
+        server_settings={"application_name": "anabranch bench"},
     )
-    await register_vector(connection)
+    # The driver loads the types of all statements; in one transaction, so that a pooler does not change the server.
+    async with connection.transaction():
+        await register_vector(connection, schema=await vector_schema(connection, for_sql=False))
+        for statement in statements:
+            await connection.fetch(statement.sql, *statement.values)
     return connection
 
 
@@ -219,9 +220,10 @@ def with_client(processes: dict[str, int]) -> dict[str, int]:
 
 
 async def replay(job: Job, events: Sequence[Sequence[Statement]]) -> LoopResult:
-    connections = [await _connect(job.dsn) for _ in range(job.connections)]
+    each_once = {statement.sql: statement for event in events for statement in event}.values()
+    connections = [await _connect(job, each_once) for _ in range(job.connections)]
     try:
-        ask = [await _answering(connection, events) for connection in connections]
+        ask = [await _answering(connection, events, job.statement_cache_size) for connection in connections]
         return await drive(
             ask, warm_up=job.warm_up, seconds=job.seconds, processes=with_client(job.processes)
         )
@@ -231,28 +233,33 @@ async def replay(job: Job, events: Sequence[Sequence[Statement]]) -> LoopResult:
 
 
 async def _answering(
-    connection: asyncpg.Connection, events: Sequence[Sequence[Statement]]
+    connection: asyncpg.Connection, events: Sequence[Sequence[Statement]], statement_cache_size: int
 ) -> Callable[[int], Awaitable[None]]:
-    prepared: dict[str, asyncpg.prepared_stmt.PreparedStatement | None] = {}
-    for sql in {statement.sql for event in events for statement in event}:
-        prepared[sql] = None if sql.startswith(_CONTROL) else await connection.prepare(sql)
+    if statement_cache_size == 0:
 
-    async def answer(number: int) -> None:
+        async def answer(number: int) -> None:
+            for statement in events[number % len(events)]:
+                await connection.fetch(statement.sql, *statement.values)
+
+        return answer
+
+    prepared = {
+        sql: await connection.prepare(sql)
+        for sql in {statement.sql for event in events for statement in event}
+    }
+
+    async def answer_prepared(number: int) -> None:
         for statement in events[number % len(events)]:
-            ready = prepared[statement.sql]
-            if ready is None:
-                await connection.execute(statement.sql)
-            else:
-                await ready.fetch(*statement.values)
+            await prepared[statement.sql].fetch(*statement.values)
 
-    return answer
+    return answer_prepared
 
 
 async def run_loop(program: Sequence[str], job: Any) -> LoopResult:
     """Run a loop in a process of its own, so that its CPU time is only the loop's.
 
     Raises:
-        RuntimeError: the program failed; the message has the end of its standard error.
+        BenchError: the program failed; the message has the last line of its standard error.
     """
     process = await asyncio.create_subprocess_exec(
         *program,
@@ -262,7 +269,8 @@ async def run_loop(program: Sequence[str], job: Any) -> LoopResult:
     )
     output, errors = await process.communicate(json.dumps(asdict(job)).encode())
     if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(program)}: {errors.decode(errors='replace')[-2000:]}")
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise BenchError(f"{program[-1]} exited with code {process.returncode}: {last}")
     return LoopResult(**json.loads(output))
 
 
@@ -270,7 +278,7 @@ async def run_ceiling(job: Job) -> LoopResult:
     """Measure the ceiling.
 
     Raises:
-        RuntimeError: the loop failed.
+        BenchError: the loop failed.
     """
     return await run_loop([sys.executable, "-m", "streams.bench.ceiling"], job)
 

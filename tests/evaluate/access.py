@@ -1,6 +1,5 @@
 """What access control costs: the same searches with and without it, turn about."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -9,19 +8,17 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.unguarded import unguarded
 from streams.store import postgres
 from streams.store.postgres import PostgresStore
-from streams.store.reference import SEARCHES, reference
-from tests.conftest import SETTING, Database
 from tests.evaluate.outcome import Outcome, mark, milliseconds, table
 from tests.evaluate.recall import search_of
 from tests.evaluate.worlds import Cell, World
-from tests.integration.connections import connected
 
-__all__ = ["Pairs", "create_unguarded_functions", "measure_access"]
+__all__ = ["Pairs", "measure_access"]
 
-# The bound is on all searches of an asker together, and leaves room for a machine that is busy with other things. A
-# single scope beyond it is told: what an asker's sets cost is much the same for each, and weighs on the smallest.
+# The bound is on all searches of a caller together, and leaves room for a machine that is busy with other things. A
+# single scope beyond it is only reported: a caller's sets cost much the same for each, and weigh on the smallest.
 GOAL, BOUND = 1.15, 1.6
 _PAIRS: Final = 30
 _RESAMPLES: Final = 2000
@@ -37,15 +34,6 @@ _SCOPES: Final = (
     ("URL prefix", "1"),
     ("metadata", "10"),
 )
-# The functions say the policies' condition once more, to lead the planner: that too is access control.
-_SAID_AGAIN: Final = re.compile(
-    r"\w+\.access_set_id = ANY \(ARRAY\(SELECT \w+\.id FROM public\.access_sets \w+\)\)"
-)
-# They also look whether the policies hold.
-_LOOK: Final = "anabranch_require_row_security"
-_NO_LOOK: Final = f"""
-    CREATE FUNCTION unguarded.{_LOOK}() RETURNS void LANGUAGE plpgsql STABLE AS 'BEGIN END'
-"""
 
 
 @dataclass(frozen=True)
@@ -67,38 +55,8 @@ class Pairs:
         return float(low), float(high)
 
 
-async def create_unguarded_functions(database: Database) -> None:
-    """Copies of the search functions without the policies' condition, and without the look whether these hold."""
-    names = [
-        statement.name
-        for statement in reference(SETTING)
-        if statement.kind == "function" and statement.file == SEARCHES
-    ]
-    ours = re.compile(rf"\bpublic\.({'|'.join(names)})\b")
-    replaced = 0
-    async with connected(database.admin, search_path="pg_catalog") as admin:
-        await admin.execute("CREATE SCHEMA unguarded; GRANT USAGE ON SCHEMA unguarded TO unguarded")
-        for row in await admin.fetch(
-            "SELECT proname, pg_get_functiondef(oid) AS source FROM pg_proc"
-            " WHERE pronamespace = 'public'::regnamespace AND proname = ANY ($1)",
-            names,
-        ):
-            if row["proname"] == _LOOK:
-                await admin.execute(_NO_LOOK)
-                continue
-            source, number = _SAID_AGAIN.subn("true", ours.sub(r"unguarded.\1", row["source"]))
-            assert "access_sets" not in source, row["proname"]
-            await admin.execute(source)
-            replaced += number
-    assert replaced > 0
-    assert _unguarded_statements() != postgres._SQL
-
-
 def _unguarded_statements() -> Mapping[str, str]:
-    return {
-        name: text.replace("public.anabranch_", "unguarded.anabranch_")
-        for name, text in postgres._SQL.items()
-    }
+    return {name: unguarded(text) for name, text in postgres._SQL.items()}
 
 
 async def measure_access(
@@ -111,7 +69,7 @@ async def measure_access(
         guarded: logs in as a worker.
         bare: logs in as a role that bypasses row-level security, to a database with the unguarded functions.
         seed: of the queries drawn.
-        sets: how many sets the asker is in.
+        sets: how many sets the caller is in.
     """
     rng = np.random.default_rng(seed)
     asked = rng.choice(len(world.queries), _PAIRS, replace=False)
@@ -161,4 +119,4 @@ def _outcome(world: World, measured: Sequence[Pairs], rng: np.random.Generator, 
             (missed if everything else known).append(
                 f"access control, {sets:,} sets, {where}: {ratio:.2f} times, over {BOUND}"
             )
-    return Outcome(f"Cost of access control, an asker of {sets:,} sets", [shown], missed, known)
+    return Outcome(f"Cost of access control, a caller of {sets:,} sets", [shown], missed, known)

@@ -17,7 +17,7 @@ class Outcome:
         title: of the part.
         shown: tables and remarks, in order.
         missed: a line for each bound that was missed; empty where all hold.
-        known: a line for each shortcoming that is known, told and accepted; it fails nothing.
+        known: a line for each known limitation; it is reported and fails nothing.
     """
 
     title: str

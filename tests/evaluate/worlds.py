@@ -121,7 +121,7 @@ class World:
         return [*readers, FEW] if document % 2 else [*readers, MANY, f"user:{document}"]
 
     def callers(self) -> Iterator[Cell]:
-        """Askers of half the rows each: through five sets, and through 2,500."""
+        """Callers of half the rows each: through five sets, and through 2,500."""
         if self.correlated:
             return
         documents = np.arange(len(self.document_ids))
@@ -129,7 +129,7 @@ class World:
             kept = _of_chunks(documents % 2 == odd)
             sets = 5 if principal == FEW else len(self.document_ids) // 2
             yield Cell(
-                f"an asker of {sets:,} sets", "50", kept, {"principals": [principal]}, _READABLE, [principal]
+                f"a caller of {sets:,} sets", "50", kept, {"principals": [principal]}, _READABLE, [principal]
             )
 
 
@@ -145,7 +145,7 @@ def prefix(label: str) -> str:
     return f"https://example.org/{label}/"
 
 
-# What owns the tables sees every row: an asker's own are said in plain SQL.
+# The owner sees every row, so plain SQL states which of them the caller may read.
 _READABLE: Final = "c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets WHERE principals && $2::text[]))"
 
 

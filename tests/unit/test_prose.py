@@ -18,13 +18,6 @@ _LEAD: Final = re.compile(r"^(?:\s|#+|--|>|[*-] )*")
 
 # Page to excerpts that are not prose.
 _EXCEPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    # Output of `make evaluate`, quoted as it was printed.
-    "docs/benchmarks.md": (
-        "50 %   an asker of 5 sets ",
-        "50 %   an asker of 2,500 sets ",
-        "Cost of access control, an asker of 5 sets",
-        "Cost of access control, an asker of 2,505 sets",
-    ),
     # The name of a fault, quoted from the output of `make faults`.
     "docs/faults.md": ("kafka-gone-at-sigterm",),
 }
