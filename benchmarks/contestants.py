@@ -411,7 +411,7 @@ class Arena:
         measured = await generator.saturate(
             in_flight=IN_FLIGHT, warm_up=warm_up, seconds=seconds, meter=meter
         )
-        figures = self._figures_of(name, workload, measured)
+        figures = self._figures(name, workload, measured)
         if measured.results:
             figures.recall = self.recall_of(workload, measured)
         return figures
@@ -433,28 +433,19 @@ class Arena:
             found.append((question, self.best[id(question)], ids))
         return mean_recall(found)
 
-    def _figures_of(self, name: str, workload: Workload, measured: Measured) -> Figures:
-        events = max(1, measured.answered)
-        percentiles = _percentiles(measured.latencies)
-        return Figures(
-            name,
-            workload,
-            measured.per_second,
-            {process: 1e6 * seconds / events for process, seconds in measured.cpu.items()},
-            *percentiles,
-            unanswered=measured.unanswered,
-        )
-
-    def _figures(self, name: str, workload: Workload, result: LoopResult) -> Figures:
-        events = max(1, result.events)
-        percentiles = _percentiles(result.latencies)
+    def _figures(self, name: str, workload: Workload, result: Measured | LoopResult) -> Figures:
+        if isinstance(result, Measured):
+            events, recall, unanswered = result.answered, {}, result.unanswered
+        else:
+            events, recall, unanswered = result.events, dict(self.recall.get(name, {})), 0
         return Figures(
             name,
             workload,
             result.per_second,
-            {process: 1e6 * seconds / events for process, seconds in result.cpu.items()},
-            *percentiles,
-            dict(self.recall.get(name, {})),
+            {process: 1e6 * seconds / max(1, events) for process, seconds in result.cpu.items()},
+            *_percentiles(result.latencies),
+            recall,
+            unanswered,
         )
 
     def _generator(self, topics: Topics, *, keep_results: bool) -> Any:

@@ -6,23 +6,15 @@ from typing import Any, Final
 
 import matplotlib as mpl
 
+from tests.soak.plot import STYLE
+
 mpl.use("agg")
 from matplotlib import pyplot as plt  # it asks where it draws when it is imported
 
 __all__ = ["latencies", "lines", "throughput"]
 
 _WATER, _DEEP, _SAND, _SOFT = "#2a78d6", "#12406f", "#c98a3c", "#5b6268"
-_STYLE: Final = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": "#1b1f22",
-    "axes.edgecolor": "#c9cdc8",
-    "axes.labelcolor": _SOFT,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+_STYLE: Final = STYLE | {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def latencies(loads: Sequence[Mapping[str, float]], file: Path) -> None:

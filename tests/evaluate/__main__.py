@@ -5,8 +5,6 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Final
 
@@ -15,7 +13,6 @@ from rich.console import Console
 
 from benchmarks.unguarded import create_unguarded_functions
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
-from streams.store.postgres import PostgresStore
 from tests.conftest import SETTING, Database, PostgresServer
 from tests.evaluate.access import measure_access
 from tests.evaluate.cranfield import load_cranfield, measure_cranfield
@@ -35,6 +32,7 @@ from tests.evaluate.worlds import (
     session_id,
     topic_id,
 )
+from tests.integration.connections import opened_store
 
 # Both worlds fit into memory, as a store that is searched all day does.
 _SERVER: Final = {**THROW_AWAY, "shared_buffers": "1GB", "autovacuum": "off"}
@@ -72,7 +70,7 @@ class Evaluation:
             return
         database = self._server.database()
         await load_cranfield(of, database)
-        async with _opened(database.worker) as store:
+        async with opened_store(database.worker, warm=True) as store:
             self._show(await measure_cranfield(of, store))
 
     async def _world(self, world: World) -> None:
@@ -84,12 +82,12 @@ class Evaluation:
             f"\n[dim]{world.name} world: {SIZE:,} chunks of {len(world.document_ids):,} documents, {sets:,} sets of"
             f" readers, {sizes}; loaded and indexed in {perf_counter() - began:.0f} s[/]"
         )
-        async with _opened(database.worker) as store:
+        async with opened_store(database.worker, warm=True) as store:
             if "recall" in self._parts:
                 self._show(await measure_recall(world, database, store, self._seed))
             if "access" in self._parts:
                 await create_unguarded_functions(database.admin, "unguarded", principals_setting=SETTING)
-                async with _opened(self._server.login("unguarded", database)) as bare:
+                async with opened_store(self._server.login("unguarded", database), warm=True) as bare:
                     self._show(await measure_access(world, store, bare, self._seed, sets=sets))
             if "plans" in self._parts and not world.correlated:
                 asked = list(
@@ -118,18 +116,6 @@ class Evaluation:
             self._console.print(each)
         self._missed += outcome.missed
         self.known += outcome.known
-
-
-@asynccontextmanager
-async def _opened(dsn: str) -> AsyncIterator[PostgresStore]:
-    """A store as a worker has it by default."""
-    store = PostgresStore(dsn, connections=2, search_timeout_seconds=20, exact_scan_rows=20_000)
-    await store.open()
-    try:
-        await store.warm_up()
-        yield store
-    finally:
-        await store.close(timeout_seconds=5)
 
 
 async def _counted(database: Database) -> tuple[int, str]:

@@ -11,10 +11,21 @@ from tests.soak.record import Record
 mpl.use("agg")
 from matplotlib import pyplot as plt  # it asks where it draws when it is imported
 
-__all__ = ["draw"]
+__all__ = ["STYLE", "draw"]
 
 _WATER, _DEEP, _FAULT, _SOFT = "#2a78d6", "#12406f", "#f8eadd", "#5b6268"
 _MIB: Final = 1024 * 1024
+
+#: How every plot of the project looks.
+STYLE: Final = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": "#1b1f22",
+    "axes.edgecolor": "#c9cdc8",
+    "axes.labelcolor": _SOFT,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+}
 
 #: Title, unit, and what is drawn: series, colour, name where there are two.
 _PANELS: Final[Sequence[tuple[str, float, Sequence[tuple[str, str, str]]]]] = (
@@ -29,16 +40,7 @@ _PANELS: Final[Sequence[tuple[str, float, Sequence[tuple[str, str, str]]]]] = (
 
 def draw(record: Record, file: Path, *, title: str) -> None:
     """Draws it into a file, whose suffix says how."""
-    style = {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "text.color": "#1b1f22",
-        "axes.edgecolor": "#c9cdc8",
-        "axes.labelcolor": _SOFT,
-        "xtick.color": _SOFT,
-        "ytick.color": _SOFT,
-    }
-    with mpl.rc_context(style):
+    with mpl.rc_context(STYLE):
         figure, all_axes = plt.subplots(
             len(_PANELS), sharex=True, figsize=(11, 10.5), layout="constrained", facecolor="#fdfdfc"
         )

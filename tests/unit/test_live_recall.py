@@ -342,7 +342,7 @@ async def test_the_mean_is_not_biased_by_how_long_searches_take() -> None:
     count = bench.value("_total", size="normal")
     mean = bench.value("_sum", size="normal") / count
     variance = bench.value("_squares_sum", size="normal") / count - mean**2
-    assert count > 1000
+    assert count > 900
     assert abs(mean - sum(shares) / len(shares)) < 3 * math.sqrt(variance / count)
     assert 0.9 < bench.value("_seconds_total") / (0.05 * 40_000 * (0.3 * 0.2 + 0.7 * 0.005)) <= 1
 

@@ -5,7 +5,7 @@ import sys
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -52,6 +52,7 @@ async def test_a_drain_has_what_is_left_of_the_grace_period(monkeypatch: pytest.
         settings=load({"ANABRANCH_GRACE_PERIOD_SECONDS": "25"}),
         shutdown=ShutdownDeadline(25),
         _delivery=AsyncMock(),
+        _live_recall=Mock(),
     )
     began = 1000.0
     monkeypatch.setattr(root.shutdown, "_began", began)

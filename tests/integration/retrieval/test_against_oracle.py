@@ -6,8 +6,8 @@ that they are right is tested against float64. Everything else is computed by th
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import Database
+from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
 from tests.integration.oracle import PROFILES, expected_result, numpy_distances, parent_state
@@ -224,17 +225,8 @@ class World:
         )
 
 
-@asynccontextmanager
-async def opened(database: Database, **options: Any) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(
-        database.worker,
-        **{"connections": 3, "search_timeout_seconds": 10, "exact_scan_rows": 20_000} | options,
-    )
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
+def opened(database: Database, **options: Any) -> AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(database.worker, **{"connections": 3, "search_timeout_seconds": 10} | options)
 
 
 async def server_distances(admin: asyncpg.Connection, event: dict[str, Any]) -> dict[UUID, float]:

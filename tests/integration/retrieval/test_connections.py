@@ -6,7 +6,7 @@ Searches are slowed down, or made to fail, by a policy on the table: the stateme
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from streams.retrieval import ArmResult, Retrieved, Search, retrieve
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from tests.conftest import SETTING, Database, PostgresServer
+from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query, until
 
@@ -71,22 +72,12 @@ async def admin(database: Database) -> AsyncIterator[asyncpg.Connection]:
         await connection.close()
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     database: Database, *, connections: int, timeout_seconds: float
-) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(
-        database.worker,
-        connections=connections,
-        search_timeout_seconds=timeout_seconds,
-        exact_scan_rows=20_000,
+) -> AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(
+        database.worker, connections=connections, search_timeout_seconds=timeout_seconds, warm=True
     )
-    await store.open()
-    try:
-        await store.warm_up()
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
 
 
 async def ask(store: Any) -> Retrieved:

@@ -23,6 +23,7 @@ from streams.store.error_translation import translate
 from streams.store.migrate import migrate
 from streams.store.postgres import PooledConnection, PostgresStore
 from tests.conftest import SETTING
+from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import query
 
@@ -71,21 +72,15 @@ async def admin(server: EmbeddedPostgres) -> AsyncIterator[asyncpg.Connection]:
         await connection.close()
 
 
-@contextlib.asynccontextmanager
-async def opened(server: EmbeddedPostgres, *, timeout_seconds: float) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(
+def opened(
+    server: EmbeddedPostgres, *, timeout_seconds: float
+) -> contextlib.AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(
         server.dsn("worker", "postgres", "w"),
-        connections=2,
         search_timeout_seconds=timeout_seconds,
-        exact_scan_rows=20_000,
         small_scope_rows=5,  # so that a search takes more than one statement
+        warm=True,
     )
-    await store.open()
-    try:
-        await store.warm_up()
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
 
 
 def search(limit: int = 5) -> Search:

@@ -13,11 +13,10 @@ from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.retrieval import retrieve
 from streams.store import vector_index
-from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import Database
-from tests.integration.connections import execute
+from tests.integration.connections import execute, opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
 from tests.integration.oracle import expected_result, numpy_distances
@@ -78,21 +77,13 @@ async def impatient(database: Database, corpus: Corpus) -> AsyncIterator[Databas
 async def answer(
     database: Database, event: dict[str, Any], *, exact_scan_rows: int, small_scope_rows: int = 1000
 ) -> dict[str, Any]:
-    store = PostgresStore(
-        database.worker,
-        connections=2,
-        search_timeout_seconds=10,
-        exact_scan_rows=exact_scan_rows,
-        small_scope_rows=small_scope_rows,
-    )
-    await store.open()
-    try:
+    async with opened_store(
+        database.worker, exact_scan_rows=exact_scan_rows, small_scope_rows=small_scope_rows
+    ) as store:
         parsed = QueryEmbedding.parse(event)
         rules = resolve_params(parsed, BUILTIN_PROFILES, "extraction")
         retrieved = await retrieve(parsed, rules, store, count_tokens, started=perf_counter())
         return result_to_json(retrieved.result)
-    finally:
-        await store.close(timeout_seconds=3)
 
 
 async def test_it_searches_on_exactly_or_says_so(impatient: Database, corpus: Corpus) -> None:

@@ -32,14 +32,14 @@ from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid
 from tests.integration.harness import query
 
 SESSION, TOPIC = UUID(int=1), UUID(int=2)
-CHUNKS = 2400
+CHUNKS = 1500
 NAME = "live recall"
 
 # So few edges, found among so few candidates, that searches miss many rows.
 DEGRADED = """
     DROP INDEX document_chunks_embedding_halfvec; SET search_path = public;
     CREATE INDEX document_chunks_embedding_halfvec ON document_chunks USING hnsw
-      ((l2_normalize(embedding)::halfvec(768)) halfvec_cosine_ops) WITH (m = 2, ef_construction = 4);
+      ((l2_normalize(embedding)::halfvec(768)) halfvec_cosine_ops) WITH (m = 4, ef_construction = 8);
 """
 
 
@@ -155,17 +155,21 @@ async def measuring(dsn: str, chance: Callable[[], float] = lambda: 0.0) -> Asyn
         yield Bench(searched, exact, chance)
 
 
-def true_recall(held: Corpus, found: list[UUID], vector: np.ndarray, *, principal: str, topic: bool) -> float:
-    """By brute force, of the rows that the caller may read."""
-    chunks = [
-        chunk
-        for chunk in held.chunks.values()
-        if principal in held.documents[chunk.document_id].readers
-        and (not topic or TOPIC in chunk.related_topic_ids)
-    ]
-    similarities = np.stack([np.asarray(chunk.embedding) for chunk in chunks]) @ vector
-    nearest = {chunks[number].id for number in np.argsort(-similarities, kind="stable")[:15]}
-    return len(nearest & set(found)) / 15
+class Truth:
+    """Recall by brute force, of the rows that a caller may read."""
+
+    def __init__(self, held: Corpus, principal: str, *, topic: bool = False) -> None:
+        self._chunks = [
+            chunk
+            for chunk in held.chunks.values()
+            if principal in held.documents[chunk.document_id].readers
+            and (not topic or TOPIC in chunk.related_topic_ids)
+        ]
+        self._vectors = np.stack([np.asarray(chunk.embedding) for chunk in self._chunks])
+
+    def recall(self, found: list[UUID], vector: np.ndarray) -> float:
+        order = np.argsort(-(self._vectors @ vector), kind="stable")
+        return len({self._chunks[number].id for number in order[:15]} & set(found)) / 15
 
 
 @pytest.mark.slow
@@ -175,11 +179,12 @@ async def test_the_truth_is_inside_the_interval_of_400_samples(
     """Of 500 events: so the interval, which is that of endless traffic, misses the truth once in 100,000 runs."""
     monkeypatch.setattr(vector_index, "_EF_SEARCH_HASTY_BUILD", (60, 60))
     rng = random.Random(7)
+    whole = Truth(held, "user:1")
     truths: list[float] = []
     async with measuring(loaded.worker, chance=lambda: 0.3125 * rng.random()) as bench:
         for vector in unit_vectors(500, 8):
             found = (await bench.ask(vector))["global"]
-            truths.append(true_recall(held, found, vector, principal="user:1", topic=False))
+            truths.append(whole.recall(found, vector))
     count, total = bench.measured, bench.value("_sum", size="normal")
     mean = total / count
     # As docs/metrics.md has it.
@@ -197,19 +202,18 @@ async def test_each_arm_is_compared_with_the_rows_that_the_caller_may_read(
     loaded: Database, held: Corpus, monkeypatch: pytest.MonkeyPatch, principal: str
 ) -> None:
     monkeypatch.setattr(vector_index, "_EF_SEARCH_HASTY_BUILD", (60, 60))
-    truths: dict[str, list[float]] = {"local": [], "global": []}
+    truths = {arm: Truth(held, principal, topic=arm == "local") for arm in ("local", "global")}
+    recalls: dict[str, list[float]] = {arm: [] for arm in truths}
     # In turn the arm that was searched first, and the other.
     chances = cycle([0.0, 0.25])
     async with measuring(loaded.worker, chance=lambda: next(chances)) as bench:
         for number, vector in enumerate(unit_vectors(30, 9)):
             found = await bench.ask(vector, principals=[principal], session_id=SESSION, topic_id=TOPIC)
             arm = list(found)[number % 2]
-            truths[arm].append(
-                true_recall(held, found[arm], vector, principal=principal, topic=arm == "local")
-            )
-    assert all(len(of_arm) > 3 for of_arm in truths.values())
+            recalls[arm].append(truths[arm].recall(found[arm], vector))
+    assert all(len(of_arm) > 3 for of_arm in recalls.values())
     assert bench.measured == 30
-    assert bench.value("_sum", size="normal") == pytest.approx(sum(map(sum, truths.values())))
+    assert bench.value("_sum", size="normal") == pytest.approx(sum(map(sum, recalls.values())))
 
 
 def search(limit: int = 15, **fields: Any) -> Search:
@@ -258,6 +262,16 @@ OBSTACLE = f"""
 """
 
 
+@pytest.fixture
+async def obstructed(loaded: Database) -> AsyncIterator[Database]:
+    await execute(loaded.admin, OBSTACLE)
+    yield loaded
+    await execute(
+        loaded.admin,
+        "DROP POLICY obstacle ON public.document_chunks; DROP FUNCTION public.wait_for_obstacle()",
+    )
+
+
 async def until_active(admin: asyncpg.Connection, number: int) -> None:
     """Wait until so many searches of live recall run on the server."""
     async with asyncio.timeout(10):
@@ -267,10 +281,8 @@ async def until_active(admin: asyncpg.Connection, number: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_search_that_takes_too_long_ends_on_the_server_too(database: Database, held: Corpus) -> None:
-    await load(database.writer, held)
-    await execute(database.admin, OBSTACLE)
-    async with connected(database.admin) as admin, measuring(database.worker) as bench:
+async def test_a_search_that_takes_too_long_ends_on_the_server_too(obstructed: Database) -> None:
+    async with connected(obstructed.admin) as admin, measuring(obstructed.worker) as bench:
         for vector in unit_vectors(2, 11):
             await bench.ask(vector)
         assert bench.value("_skipped_total", reason="timeout") == 2
@@ -278,10 +290,8 @@ async def test_a_search_that_takes_too_long_ends_on_the_server_too(database: Dat
         await until_active(admin, 0)
 
 
-async def test_a_search_that_is_cancelled_ends_on_the_server_too(database: Database, held: Corpus) -> None:
-    await load(database.writer, held)
-    await execute(database.admin, OBSTACLE)
-    async with connected(database.admin) as admin, measuring(database.worker) as bench:
+async def test_a_search_that_is_cancelled_ends_on_the_server_too(obstructed: Database) -> None:
+    async with connected(obstructed.admin) as admin, measuring(obstructed.worker) as bench:
         retrieved = await bench.answer(unit_vectors(1, 11)[0])
         for _ in range(4):
             await bench.offer(retrieved)  # times out, so that the next time limit is longer
@@ -294,9 +304,11 @@ async def test_a_search_that_is_cancelled_ends_on_the_server_too(database: Datab
 
 
 async def test_an_outage_of_the_store_is_counted_and_survived(held: Corpus) -> None:
+    few = Corpus(held.documents, dict(list(held.chunks.items())[:300]))
     with EmbeddedPostgres() as embedded:
         database = PostgresServer(embedded).database()
-        await load(database.writer, held)
+        await execute(database.owner, DEGRADED)
+        await load(database.writer, few)
         async with measuring(database.worker) as bench:
             retrieved = await bench.answer(unit_vectors(1, 12)[0])
             await bench.offer(retrieved)

@@ -7,8 +7,8 @@ fail because of a policy on the table, and are cancelled at any moment.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from time import perf_counter
 from typing import Any, Final
 from uuid import UUID
@@ -24,7 +24,7 @@ from streams.store.postgres import PostgresStore
 from streams.store.preflight import inspect
 from streams.tokens import count_tokens
 from tests.conftest import SETTING, Database
-from tests.integration.connections import execute
+from tests.integration.connections import execute, opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, as_avro, query, until
 from tests.integration.pgbouncer import POOL_SIZE, PgBouncer, program
@@ -89,20 +89,10 @@ def pooler(request: pytest.FixtureRequest, loaded: Database) -> Iterator[tuple[P
         yield started, statement_cache_size
 
 
-@asynccontextmanager
-async def opened(dsn: str, statement_cache_size: int) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(
-        dsn,
-        connections=CLIENTS,
-        search_timeout_seconds=5,
-        exact_scan_rows=20_000,
-        statement_cache_size=statement_cache_size,
+def opened(dsn: str, statement_cache_size: int) -> AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(
+        dsn, connections=CLIENTS, search_timeout_seconds=5, statement_cache_size=statement_cache_size
     )
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
 
 
 async def ask(store: PostgresStore, caller: str) -> Retrieved:

@@ -7,7 +7,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from uuid import UUID
 
 import asyncpg
@@ -30,8 +30,8 @@ from tests.evaluate.plans import (
     reads_of,
     stability_of,
 )
-from tests.integration.connections import connected, execute
-from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.connections import connected, execute, opened_store
+from tests.integration.corpora import Chunk, Corpus, Document, load, load_indexed, random_uuid, unit_vectors
 
 pytestmark = pytest.mark.slow
 
@@ -97,33 +97,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="module")
 def loaded(server: PostgresServer) -> Iterator[Database]:
     """One database for the module: nothing is written to it but this."""
-
-    async def fill(database: Database) -> None:
-        async with connected(database.owner, search_path="pg_catalog, public") as owner:
-            # Filled first, indexed then: much faster.
-            index = await owner.fetchval(f"SELECT pg_get_indexdef('{VECTOR_INDEX}'::regclass)")
-            await owner.execute(f"DROP INDEX {VECTOR_INDEX}")
-            await load(database.writer, corpus())
-            await owner.execute(index)
-            # Vacuumed: the first scan of a dead row would be its last.
-            await owner.execute(
-                "VACUUM ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata"
-            )
-
     database = server.database()
-    asyncio.run(fill(database))
+    asyncio.run(load_indexed(database, corpus()))
     yield database
     server.drop(database)
 
 
-@asynccontextmanager
-async def opened(dsn: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(dsn, connections=1, search_timeout_seconds=20, exact_scan_rows=20_000)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
+def opened(dsn: str) -> AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(dsn, connections=1)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import count
 from uuid import UUID
@@ -16,6 +16,7 @@ from streams.core.errors import StoreMisconfigured
 from streams.retrieval import Search
 from streams.store.postgres import PostgresStore
 from tests.conftest import Database
+from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 TABLES = ("document_chunks", "documents", "chunk_topics", "chunk_metadata", "access_sets")
@@ -49,20 +50,8 @@ def search_for(principal: str, *, with_passages: bool = False) -> Search:
     )
 
 
-@asynccontextmanager
-async def opened(database: Database, *, small_scope_rows: int = 1000) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(
-        database.worker,
-        connections=3,
-        search_timeout_seconds=20,
-        exact_scan_rows=20_000,
-        small_scope_rows=small_scope_rows,
-    )
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close(timeout_seconds=3)
+def opened(database: Database, *, small_scope_rows: int = 1000) -> AbstractAsyncContextManager[PostgresStore]:
+    return opened_store(database.worker, connections=3, small_scope_rows=small_scope_rows)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -20,7 +20,7 @@ from pgvector.asyncpg import register_vector
 from tests.conftest import Database, PostgresServer
 from tests.evaluate.plans import VECTOR_INDEX
 from tests.integration.connections import connected, execute
-from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
+from tests.integration.corpora import Chunk, Corpus, Document, load_indexed, random_uuid, unit_vectors
 
 pytestmark = pytest.mark.slow
 
@@ -79,17 +79,8 @@ def corpus() -> Corpus:
 @pytest.fixture(scope="module")
 def loaded(postgres: PostgresServer) -> Iterator[Database]:
     """One database for the module: nothing is written to it but this."""
-
-    async def fill(database: Database) -> None:
-        async with connected(database.owner, search_path="pg_catalog, public") as owner:
-            index = await owner.fetchval(f"SELECT pg_get_indexdef('{VECTOR_INDEX}'::regclass)")
-            await owner.execute(f"DROP INDEX {VECTOR_INDEX}")
-            await load(database.writer, corpus())
-            await owner.execute(index)
-            await owner.execute("VACUUM ANALYZE documents, document_chunks, chunk_topics, access_sets")
-
     database = postgres.database()
-    asyncio.run(fill(database))
+    asyncio.run(load_indexed(database, corpus()))
     yield database
     postgres.drop(database)
 

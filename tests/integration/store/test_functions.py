@@ -14,9 +14,8 @@ from pgvector.asyncpg import register_vector
 
 from streams.retrieval import Search
 from streams.store.migrate import migrate
-from streams.store.postgres import PostgresStore
 from tests.conftest import SETTING
-from tests.integration.connections import connected, execute, problems
+from tests.integration.connections import connected, execute, opened_store, problems
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 from tests.integration.oracle import merged_metadata
 
@@ -273,22 +272,12 @@ async def test_pgvector_may_be_in_any_schema(database: Database) -> None:
     assert await migrate(database.owner, principals_setting=SETTING) == []
     assert await problems(database) == []
     for small in (1000, 0):
-        store = PostgresStore(
-            database.worker,
-            connections=1,
-            search_timeout_seconds=20,
-            exact_scan_rows=20_000,
-            small_scope_rows=small,
-        )
-        await store.open()
-        try:
+        async with opened_store(database.worker, small_scope_rows=small) as store:
             search = Search(
                 unit_vectors(1, 4)[0], ["user:1"], SESSION, None, None, expand_parents=False, limit=5
             )
             found = await store.search(search)
             again = await store.search(replace(search, with_passages=True))
-        finally:
-            await store.close(timeout_seconds=3)
         query = search.vector
         nearest = sorted(held.chunks.values(), key=lambda chunk: -float(chunk.embedding @ query))[:5]  # type: ignore[operator]  # every chunk has one
         assert [candidate.chunk_id for candidate in found.candidates] == [chunk.id for chunk in nearest]

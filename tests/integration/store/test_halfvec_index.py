@@ -13,8 +13,8 @@ import pytest
 from pgvector.asyncpg import register_vector
 
 from streams.retrieval import Search, unit_vector
-from streams.store.postgres import PostgresStore
 from tests.conftest import Database
+from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
 
 NORMALIZED = "(l2_normalize(embedding)::halfvec(768))"
@@ -71,15 +71,9 @@ async def test_a_vector_of_any_length_is_found(
     # And by a worker, only through the index; pgvector's distance of full vectors has limits of its own (float32).
     if not 1e-15 < factor < 1e15:
         return
-    store = PostgresStore(
-        database.worker, connections=1, search_timeout_seconds=20, exact_scan_rows=0, small_scope_rows=0
-    )
-    await store.open()
-    try:
+    async with opened_store(database.worker, exact_scan_rows=0, small_scope_rows=0) as store:
         search = Search(unit_vector(query), ["user:1"], None, None, None, expand_parents=False, limit=1)
         found = await store.search(search)
-    finally:
-        await store.close(timeout_seconds=3)
     assert [candidate.chunk_id for candidate in found.candidates] == [UUID(int=1000 + FILLERS)]
 
 

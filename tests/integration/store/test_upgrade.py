@@ -25,11 +25,10 @@ from streams.embedded.postgres import EmbeddedPostgres
 from streams.retrieval import Search
 from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
-from streams.store.postgres import PostgresStore
 from streams.store.vector_index import VectorIndex, read_vector_index
 from streams.store.verification import verify
 from tests.conftest import SETTING
-from tests.integration.connections import connected, execute, problems
+from tests.integration.connections import connected, execute, opened_store, problems
 from tests.integration.harness import until
 from tests.integration.store.waits import LONGEST_SECONDS, fill, measure
 from tests.left_out import unavailable
@@ -257,20 +256,10 @@ def old_search(folder: Path, database: Database, principal: str, small_scope_row
 
 async def new_search(database: Database, principal: str, small_scope_rows: int) -> list[str]:
     """The ids that this release's worker finds."""
-    store = PostgresStore(
-        database.worker,
-        connections=1,
-        search_timeout_seconds=20,
-        exact_scan_rows=20_000,
-        small_scope_rows=small_scope_rows,
-    )
-    await store.open()
-    try:
+    async with opened_store(database.worker, small_scope_rows=small_scope_rows) as store:
         vector = np.full(768, 768**-0.5, np.float32)
         search = Search(vector, [principal], None, None, None, expand_parents=False, limit=15)
         return [str(candidate.chunk_id) for candidate in (await store.search(search)).candidates]
-    finally:
-        await store.close(timeout_seconds=3)
 
 
 async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
@@ -375,6 +364,24 @@ async def test_an_upgraded_and_pruned_store_is_like_a_new_one(
     assert await migrate(version_1.owner, principals_setting=SETTING) == []
     assert await names(version_1) == await names(database)
     assert await definitions(version_1) == await definitions(database)
+
+
+async def test_pruning_keeps_a_back_ends_own_indexes(version_1: Database) -> None:
+    await execute(
+        version_1.owner,
+        "DROP INDEX document_chunks_session_id, document_chunks_access_set_id;"
+        "CREATE INDEX document_chunks_session_id ON document_chunks (session_id) WHERE page IS NULL;"
+        "CREATE INDEX document_chunks_access_set_id ON document_chunks (access_set_id, page)",
+    )
+    await migrate(version_1.owner, principals_setting=SETTING, prune=True)
+    async with connected(version_1.owner) as owner:
+        assert (
+            await owner.fetchval(
+                "SELECT count(*) FROM pg_indexes"
+                " WHERE indexname IN ('document_chunks_session_id', 'document_chunks_access_set_id')"
+            )
+            == 2
+        )
 
 
 async def test_an_old_vector_index_serves_searches_until_it_is_replaced(version_1: Database) -> None:
