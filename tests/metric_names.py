@@ -11,6 +11,7 @@ def metric_names() -> dict[str, frozenset[str]]:
         profiles=["extraction"],
         pool=lambda: [("idle", 0)],
         lag=lambda: [(0, 0)],
+        committed=lambda: [(0, 0)],
         oldest_waiting=lambda: [(0, 0.0)],
     )
     names: dict[str, frozenset[str]] = {}

@@ -78,14 +78,17 @@ class _ScrapeCollector(Collector):
 
     def __init__(
         self,
+        *,
         pool: Callable[[], Iterable[tuple[str, int]]],
         lag: Callable[[], Iterable[tuple[int, int]]],
+        committed: Callable[[], Iterable[tuple[int, int]]],
         oldest_waiting: Callable[[], Iterable[tuple[int, float]]],
         replication_lag: Callable[[], float],
         worker: Callable[[], WorkerState],
     ) -> None:
         self._pool = pool
         self._lag = lag
+        self._committed = committed
         self._oldest_waiting = oldest_waiting
         self._replication_lag = replication_lag
         self._worker = worker
@@ -113,6 +116,14 @@ class _ScrapeCollector(Collector):
         for partition, events in self._lag():
             lag.add_metric([str(partition)], events)
         yield lag
+        committed = GaugeMetricFamily(
+            "anabranch_committed_offset",
+            "Offset of the first event in the partition that is not yet committed.",
+            labels=["partition"],
+        )
+        for partition, offset in self._committed():
+            committed.add_metric([str(partition)], offset)
+        yield committed
         oldest = GaugeMetricFamily(
             "anabranch_oldest_waiting_seconds",
             "Age of the oldest event in the partition that is not yet acknowledged; 0 if there is none.",
@@ -136,6 +147,7 @@ class Metrics:
         pool_max: maximum number of database connections.
         pool: yields (state, connections) with state ``idle`` or ``busy``.
         lag: yields (partition, events) for the assigned partitions of the input topic with a known lag.
+        committed: yields (partition, offset): the first offset that is not committed, where it is known.
         oldest_waiting: yields (partition, seconds) for every assigned partition.
         replication_lag: how old the searched data may be, in seconds.
         worker: returns the worker's state.
@@ -148,6 +160,7 @@ class Metrics:
         pool_max: int = 0,
         pool: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
         lag: Callable[[], Iterable[tuple[int, int]]] = lambda: (),
+        committed: Callable[[], Iterable[tuple[int, int]]] = lambda: (),
         oldest_waiting: Callable[[], Iterable[tuple[int, float]]] = lambda: (),
         replication_lag: Callable[[], float] = lambda: math.nan,
         worker: Callable[[], WorkerState] = WorkerState,
@@ -273,7 +286,16 @@ class Metrics:
             "anabranch_pool_connections_max", "Maximum number of database connections.", registry=registry
         ).set(pool_max)
         Info("anabranch_build", "The running release.", registry=registry).info({"version": _version()})
-        registry.register(_ScrapeCollector(pool, lag, oldest_waiting, replication_lag, worker))
+        registry.register(
+            _ScrapeCollector(
+                pool=pool,
+                lag=lag,
+                committed=committed,
+                oldest_waiting=oldest_waiting,
+                replication_lag=replication_lag,
+                worker=worker,
+            )
+        )
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         self._create_series(profiles)

@@ -144,6 +144,7 @@ class WorkerApp:
             pool_max=settings.pool_size,
             pool=self._store.connections,
             lag=self._lag,
+            committed=self._lag.committed,
             oldest_waiting=self._lag.oldest_waiting,
             replication_lag=self._store.replication_lag_seconds,
             worker=lambda: self._readiness().state(),

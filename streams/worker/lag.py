@@ -152,6 +152,12 @@ class Lag(Generic[P]):
             if (lag := self._lag(tp)) is not None:
                 yield tp.partition, lag
 
+    def committed(self) -> Iterable[tuple[int, int]]:
+        """Yield partition and the first offset that is not committed, where it is known."""
+        for tp in self._partitions():
+            if (offset := self._consumer().committed(tp)) is not None:
+                yield tp.partition, offset
+
     def oldest_waiting(self) -> Iterable[tuple[int, float]]:
         """Yield partition and seconds since its oldest event that is not committed was written; 0 if there is none.
 

@@ -178,6 +178,15 @@ async def test_the_oldest_event_that_is_not_committed_counts_from_when_it_was_wr
     assert await bench.after(3, committed=13) == 0
 
 
+async def test_the_committed_offset_is_reported_as_soon_as_it_is_known() -> None:
+    bench = await Bench().idle()
+    assert list(bench.lag.committed()) == [(1, 10)]
+    await bench.after(3, committed=12, end=20)
+    assert list(bench.lag.committed()) == [(1, 12)]
+    bench.consumer.offset = None
+    assert list(bench.lag.committed()) == []
+
+
 async def test_offsets_without_an_event_do_not_count() -> None:
     bench = await Bench().idle()
     bench.read((17, 5.0))  # compaction has left a gap

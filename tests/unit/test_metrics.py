@@ -35,6 +35,7 @@ SPECIFIED = {
     "anabranch_pool_connections": ("gauge", {"state"}),
     "anabranch_pool_connections_max": ("gauge", set()),
     "anabranch_consumer_lag": ("gauge", {"partition"}),
+    "anabranch_committed_offset": ("gauge", {"partition"}),
     "anabranch_oldest_waiting_seconds": ("gauge", {"partition"}),
     "anabranch_ready": ("gauge", set()),
     "anabranch_store_up": ("gauge", set()),
@@ -213,7 +214,12 @@ def test_the_format_is_the_one_that_the_client_prefers(accept: str, content_type
 
 
 def test_both_formats_have_the_same_samples_and_none_is_a_creation_time() -> None:
-    metrics = Metrics(profiles=["docs"], lag=lambda: [(0, 1)], oldest_waiting=lambda: [(0, 1.5)])
+    metrics = Metrics(
+        profiles=["docs"],
+        lag=lambda: [(0, 1)],
+        committed=lambda: [(0, 7)],
+        oldest_waiting=lambda: [(0, 1.5)],
+    )
     metrics.events.labels("answered").inc()
     metrics.event_duration.labels("docs").observe(0.3)
     content, _ = metrics.exposition("application/openmetrics-text")

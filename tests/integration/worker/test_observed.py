@@ -49,6 +49,7 @@ METRICS = {
     "anabranch_pool_connections": {"state"},
     "anabranch_pool_connections_max": set(),
     "anabranch_consumer_lag": {"partition"},
+    "anabranch_committed_offset": {"partition"},
     "anabranch_oldest_waiting_seconds": {"partition"},
     "anabranch_ready": set(),
     "anabranch_store_up": set(),
