@@ -1,7 +1,7 @@
 """Live recall: the share of the nearest rows that the vector index finds, measured on a few of the events' searches.
 
 Belongs here: the measure, which searches are repeated exactly, and how long that may take. Does not belong here:
-running searches, clocks, metrics.
+running searches, measuring time, metrics.
 
 A search is repeated if the budget allows it at that moment, so the budget must not depend on the search: it is checked
 before the event's own searches add to it, because slow ones add most and would be chosen most often. Chance decides
