@@ -107,5 +107,6 @@ def bounds(*, pool: int) -> Sequence[Bound]:
         Bound("tasks", "asyncio's tasks", growth=3),
         Bound("kafka", "connections to Kafka", growth=1),
         # It opens what a burst needs and closes what has long been idle; what it loses count of goes over its size.
-        Bound("postgres", "connections to PostgreSQL", ceiling=pool),
+        # One more is for live recall.
+        Bound("postgres", "connections to PostgreSQL", ceiling=pool + 1),
     ]

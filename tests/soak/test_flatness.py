@@ -108,7 +108,7 @@ def test_of_a_share_and_a_size_the_smaller_counts() -> None:
 
 def test_a_ceiling_holds_in_every_lull_of_both_halves() -> None:
     seen = record("postgres", lambda at: 19.0 if 70 < at < 90 else 12.0)
-    assert judge(seen, BOUNDS["postgres"]).failures == ["connections to PostgreSQL: 19 in a lull, over 17"]
+    assert judge(seen, BOUNDS["postgres"]).failures == ["connections to PostgreSQL: 19 in a lull, over 18"]
 
 
 def test_too_few_lulls_are_no_proof() -> None:
