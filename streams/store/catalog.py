@@ -7,7 +7,7 @@ somebody planted.
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -118,7 +118,7 @@ class Catalog:
     functions: Sequence[Function]
     triggers: Mapping[tuple[str, str], Trigger]
     policies: Mapping[tuple[str, str], str]
-    rights: frozenset[tuple[str, str, str, str]]  # table or function, column or '', role, privilege
+    rights: frozenset[tuple[str, str, str, str]]  # table or function(types), column or '', role, privilege
     schema_usage: frozenset[str]
     version: int
     oldest_worker: int
@@ -204,14 +204,20 @@ def _is_granted(catalog: Catalog, statement: Statement) -> bool:
         return catalog.schema_usage >= set(roles)
     return all(
         (table, column, role, privilege) in catalog.rights or (table, "", role, privilege) in catalog.rights
-        # A function's name is followed by its signature, which may contain types in schema public.
-        for table in re.findall(
-            r"public\.(\w+)\(" if match["functions"] else r"public\.(\w+)", match["tables"]
+        for table in (
+            map(_signature, re.findall(r"public\.(\w+\([^)]*\))", match["tables"]))
+            if match["functions"]
+            else re.findall(r"public\.(\w+)", match["tables"])
         )
         for column in re.findall(r"\w+", match["columns"] or "") or [""]
         for role in roles
         for privilege in re.findall(r"\w+", match["privileges"])
     )
+
+
+def _signature(function: str) -> str:
+    """A function's name and argument types, as PostgreSQL names these; without white space."""
+    return re.sub(r"\bint\b", "integer", re.sub(r"\s", "", function))
 
 
 _HAS: Final[dict[Kind, Callable[[Catalog, Statement], bool]]] = {
@@ -275,7 +281,7 @@ async def read_catalog(connection: Connection) -> Catalog:
                 for row in await connection.fetch(_POLICIES, oids)
             },
             rights=frozenset(
-                (row["name"], row["column"], row["role"], row["privilege"])
+                (_signature(row["name"]), row["column"], row["role"], row["privilege"])
                 for row in await connection.fetch(_RIGHTS, oids, _ROLES, function_names())
             ),
             schema_usage=frozenset(row["role"] for row in await connection.fetch(_SCHEMA_USAGE, _ROLES)),
@@ -293,7 +299,8 @@ _PRINTING: Final = {"search_path": "pg_catalog", "quote_all_identifiers": "off"}
 @asynccontextmanager
 async def qualified_names(connection: Connection) -> AsyncIterator[None]:
     """Make PostgreSQL print the schema of everything outside pg_catalog; settings are restored afterwards."""
-    async with connection.transaction():
+    # No savepoint: each has a name of its own, which would be one more statement in the server's statistics.
+    async with nullcontext() if connection.is_in_transaction() else connection.transaction():
         rows = await connection.fetch(
             "SELECT name, current_setting(name) AS value FROM unnest($1::text[]) AS n (name)", list(_PRINTING)
         )
@@ -478,7 +485,7 @@ _RIGHTS: Final = """
     WHERE c.oid = ANY ($1::oid[]) AND t.attrelid = c.oid AND NOT t.attisdropped
       AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])
     UNION ALL
-    SELECT f.proname::text, '', r.rolname::text, a.privilege_type
+    SELECT format('%s(%s)', f.proname, oidvectortypes(f.proargtypes)), '', r.rolname::text, a.privilege_type
     FROM pg_proc f, aclexplode(f.proacl) a, pg_roles r
     WHERE f.pronamespace = 'public'::regnamespace AND f.proname = ANY ($3::text[])
       AND r.oid = a.grantee AND r.rolname = ANY ($2::text[])

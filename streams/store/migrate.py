@@ -26,7 +26,7 @@ from streams.store.catalog import (
     vector_schema,
 )
 from streams.store.locked_out import LockedOutRole, locked_out_roles, requirement
-from streams.store.locks import LockRetries, LockUnavailable, hold_advisory_lock
+from streams.store.locks import LOCK_TIMEOUT, LockRetries, LockUnavailable, hold_advisory_lock
 from streams.store.owner_checks import other_triggers, restrictions
 from streams.store.reference import (
     BASE_TABLES,
@@ -155,6 +155,7 @@ class _Migration:
         self.runner = runner
         self._statements = statements
         self._vector_schema = vector_schema
+        self._replaced: set[Statement] = set()  # policies; a dry run finds them different again
 
     async def run(self, *, consent: bool, prune: bool) -> None:
         prerequisites.check_server(self.runner.connection)
@@ -187,6 +188,7 @@ class _Migration:
         await self._finish()
         if prune:
             await self._prune()
+        await self._replace_partitioned_indexes()
         await self._check_complete()
         self.runner.phase("notes")
         await self._note_earlier_indexes()
@@ -288,9 +290,20 @@ class _Migration:
         if functions:
             revokes = [statement for statement in self._statements if statement.kind == "revoke"]
             created = [statement for statement in functions if statement.kind == "function"]
+            # With the policy that reads the principals: if the functions set another setting than it reads, searches
+            # find nothing.
+            policies = (await self._catalog()).policies
+            self._replaced = {
+                statement
+                for statement in await self._missing("policy")
+                if (statement.table, statement.name) in policies and "current_setting" in statement.definition
+            }
             await self.runner.transaction(
-                [statement.sql for statement in [*created, *revokes]],
-                *(_done(statement) for statement in created),
+                [
+                    *(statement.sql for statement in [*created, *revokes]),
+                    *(sql for statement in self._replaced for sql in _replace_policy(statement)),
+                ],
+                *(_done(statement) for statement in [*created, *self._replaced]),
             )
 
     async def _triggers(self) -> None:
@@ -343,8 +356,8 @@ class _Migration:
     async def _policies(self) -> None:
         self.runner.phase("policies")
         for statement in await self._missing("policy"):
-            drop = f"DROP POLICY IF EXISTS {statement.name} ON public.{statement.table}"
-            await self.runner.transaction([drop, statement.sql], _done(statement))
+            if statement not in self._replaced:
+                await self.runner.transaction(_replace_policy(statement), _done(statement))
 
     async def _derived_data(self) -> None:
         self.runner.phase("derived data")
@@ -403,6 +416,22 @@ class _Migration:
                 statements, f"removed objects that only workers before schema version {version} needed"
             )
 
+    async def _replace_partitioned_indexes(self) -> None:
+        """Build what replaces an earlier release's index of a partitioned table, last: it may take hours.
+
+        By hand it would take a statement for each partition; for other tables, a note has the statements.
+        """
+        self.runner.phase("indexes that replace an earlier release's")
+        catalog = await self._catalog()
+        for statement in self._statements:
+            if (
+                statement.kind == "index"
+                and _is_partitioned(catalog, statement)
+                and (earlier := catalog.earlier_index_for(statement)) is not None
+                and catalog.index_for(statement) == earlier
+            ):
+                await indexes.build(self.runner, catalog, statement, in_use=_in_use(catalog))
+
     async def _check_complete(self) -> None:
         """Check the result: IF NOT EXISTS, or a GRANT without the right to grant, may do nothing without an error."""
         if self.runner.dry_run:
@@ -428,10 +457,13 @@ class _Migration:
     async def _note_earlier_indexes(self) -> None:
         catalog = await self._catalog()
         for statement in self._statements:
-            if statement.kind == "index" and (earlier := catalog.earlier_index_for(statement)) is not None:
-                self.runner.say(
-                    _earlier_index(earlier, statement, replaced=catalog.index_for(statement) != earlier)
-                )
+            if statement.kind != "index" or (earlier := catalog.earlier_index_for(statement)) is None:
+                continue
+            partitioned = _is_partitioned(catalog, statement)
+            if catalog.index_for(statement) != earlier:
+                self.runner.say(_drop_earlier(earlier, statement, partitioned=partitioned))
+            elif not partitioned:
+                self.runner.say(_build_newer(earlier, statement, self._vector_schema))
 
     async def _note_creators(self, actor: prerequisites.Actor) -> None:
         for role in await prerequisites.creators(self.runner.connection, actor.owner):
@@ -463,25 +495,46 @@ def _require_version(catalog: Catalog, actor: prerequisites.Actor) -> None:
         )
 
 
-def _earlier_index(earlier: Index, statement: Statement, *, replaced: bool) -> str:
+def _build_newer(earlier: Index, statement: Statement, vector_schema: str) -> str:
     """A new index may take hours to build, so the operator chooses when."""
-    create = statement.sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
-    drop = f"DROP INDEX CONCURRENTLY public.{quoted(earlier.name)};"
-    if replaced:
-        return (
-            f"note: only workers of an earlier release still need the index {earlier.name} of {statement.table}. When"
-            f" all of them are stopped, drop it:\n{drop}"
-        )
+    create = statement.sql.replace("CREATE INDEX IF NOT EXISTS", "CREATE INDEX CONCURRENTLY", 1)
+    # The DROP: an interrupted build leaves an invalid index.
     return (
         f"note: the index {earlier.name} of {statement.table} still works, but this release's is half as large and"
-        f" finds more of the nearest rows. Build it:\n{create};\n"
-        f"When all workers of the earlier release are stopped, drop the old one. Without it, their searches scan the"
-        f" table:\n{drop}"
+        " finds more of the nearest rows. Build it, in one session:\n"
+        f"SET search_path = pg_catalog, {vector_schema};\n"
+        f"DROP INDEX CONCURRENTLY IF EXISTS public.{statement.name};\n"
+        f"{create};\n"
+        "Then run `anabranch migrate` again: if the new index is complete, it prints how to drop the old one"
     )
+
+
+def _drop_earlier(earlier: Index, statement: Statement, *, partitioned: bool) -> str:
+    name = f"public.{quoted(earlier.name)}"
+    # PostgreSQL cannot drop a partitioned table's index concurrently.
+    drop = (
+        f"SET lock_timeout = '{LOCK_TIMEOUT}';\nDROP INDEX {name};"
+        if partitioned
+        else f"DROP INDEX CONCURRENTLY {name};"
+    )
+    return (
+        f"note: only workers of an earlier release still need the index {earlier.name} of {statement.table}. When all"
+        " of them are upgraded, and the new index has been complete for two minutes, so that every worker has noticed"
+        f" it, drop the old one:\n{drop}"
+    )
+
+
+def _replace_policy(statement: Statement) -> list[str]:
+    return [f"DROP POLICY IF EXISTS {statement.name} ON public.{statement.table}", statement.sql]
 
 
 def _done(statement: Statement) -> str:
     return _DONE[statement.kind].format(table=statement.table, name=statement.name)
+
+
+def _is_partitioned(catalog: Catalog, statement: Statement) -> bool:
+    relation = catalog.relations.get(statement.table)
+    return relation is not None and relation.partitioned
 
 
 def _in_use(catalog: Catalog) -> bool:

@@ -309,11 +309,6 @@ async def _indexes(view: StoreView) -> list[Finding]:
             definition = statement.definition
             cost = "every search scans the table" if "hnsw" in definition else "some searches are slower"
             detail = f"{statement.table} has no valid index {definition}: {cost}"
-            findings.append(Finding("indexes", "warning", detail, _index_remedy(view, statement)))
+            # Not the CREATE INDEX: an interrupted build leaves an invalid index with that name.
+            findings.append(Finding("indexes", "warning", detail, MIGRATE))
     return findings
-
-
-def _index_remedy(view: StoreView, statement: Statement) -> str:
-    if view.catalog.relations[statement.table].partitioned:
-        return MIGRATE
-    return statement.sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) + ";"

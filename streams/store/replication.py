@@ -13,7 +13,8 @@ __all__ = ["LAG_SECONDS", "LagLimit", "ReplicaConnection", "lag_seconds"]
 #: it is never 0, even if its clock is behind the primary's: a limit of 0 allows no replica. A replica has two kinds:
 #: - The last commit that it has replayed, from any database of the server. On an idle primary, it is old.
 #: - The last message from the primary, if everything up to the primary's position in that message is replayed. Only
-#:   members of pg_read_all_stats see it. On an idle connection, there is one every wal_receiver_timeout / 2.
+#:   members of pg_read_all_stats see it. On an idle connection, there is one every wal_receiver_timeout / 2. Its
+#:   position is what the primary has sent (WalSndKeepalive in walsender.c), so an unsent backlog goes unnoticed.
 #: Whether the replica is connected proves nothing: it may wait for a primary that does not answer.
 LAG_SECONDS: Final = """
 CASE WHEN pg_catalog.pg_is_in_recovery() THEN

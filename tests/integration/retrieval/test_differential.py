@@ -137,21 +137,23 @@ _MODELLED = {
 }
 ALL_PROFILES = _MODELLED | {alias: _MODELLED[name] for alias, name in ALIASES.items()}
 
-# Some askers' statements are slow, or fail: at their first row, in the middle of their rows, or when texts are fetched.
+# Some askers' statements are slow, or fail: at their first row, or in the middle of their rows, of any or one kind.
 TRIPWIRE = """
     CREATE FUNCTION public.trips() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
     DECLARE asker text := current_setting('anabranch.principals', true);
     BEGIN
       IF asker IS NULL OR position('trip:' IN asker) = 0 THEN RETURN false; END IF;
       IF position('trip:slow' IN asker) > 0 THEN PERFORM pg_sleep(0.02); RETURN false; END IF;
-      IF position('trip:fetch' IN asker) > 0 THEN RETURN position('file_description' IN current_query()) > 0; END IF;
+      IF position('trip:in:' IN asker) > 0 THEN
+        RETURN position('anabranch_' || substring(asker FROM 'trip:in:([a-z_]+):') || '(' IN current_query()) > 0;
+      END IF;
       IF position('trip:first' IN asker) > 0 THEN PERFORM public.trip(); END IF;
       RETURN true;
     END $$;
     CREATE FUNCTION public.trip() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+    DECLARE trip text[] := regexp_match(current_setting('anabranch.principals', true), 'trip:([a-z_:]+):([0-9A-Z]{5})');
     BEGIN
-      RAISE EXCEPTION 'tripped' USING ERRCODE =
-        substring(current_setting('anabranch.principals', true) FROM 'trip:[a-z]+:([0-9A-Z]{5})');
+      RAISE EXCEPTION 'tripped: %', trip[1] USING ERRCODE = trip[2];
     END $$;
     CREATE FUNCTION public.trips_at(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
     BEGIN
@@ -163,6 +165,8 @@ TRIPWIRE = """
 """
 # Division by zero, a constraint, out of disk, cancelled, deadlock, permission, internal error.
 SQLSTATES = ("22012", "23505", "53100", "57014", "40P01", "42501", "XX000")
+# With weights: some events have no statement of a kind.
+TRIPS = {"first": 1, "middle": 1, "in:search_passages": 3, "in:sizes": 3, "in:passages": 2}
 
 # Whatever the planner thinks of so small a table, an approximate search is one of the index. It may read all of it:
 # one that gives up early, and finds as many rows as were asked for, is approximate indeed, and cannot know it.
@@ -588,8 +592,8 @@ class Trial:
         )[0]
         extra = []
         if disruption == "SQL error":
-            when = self.rng.choice(["first", "middle", "fetch"])
-            extra = [f"trip:{when}:{self.rng.choice(SQLSTATES)}"]
+            [trip] = self.rng.choices(list(TRIPS), list(TRIPS.values()))
+            extra = [f"trip:{trip}:{self.rng.choice(SQLSTATES)}"]
         elif disruption.startswith("slow"):
             extra = ["trip:slow"]
         return self.stage.world.event(*extra), disruption
@@ -623,11 +627,13 @@ class Trial:
             self.seen["cancelled"] += 1
         except (SearchTimeout, StoreUnavailable) as error:
             self.seen[type(error).__name__] += 1  # of its own making, or the saboteur's
+            self.seen.update(tripped(error))
         except (TransientError, asyncpg.PostgresError) as error:
             # Nothing that an event says makes a statement fail in another way.
             if disruption != "SQL error":
                 raise AssertionError(event.about) from error
             self.seen["SQL error"] += 1
+            self.seen.update(tripped(error))
         else:
             self.seen[f"{disruption}: done"] += 1
             if disruption == "look":
@@ -649,9 +655,16 @@ FAULTS = {
     "SearchTimeout": 20,
     "StoreUnavailable": 20,
     "SQL error": 20,
+    **{f"tripped: {trip}": 3 for trip in TRIPS},
     "pg_cancel_backend": 20,
     "pg_terminate_backend": 10,
 }
+
+
+def tripped(error: BaseException) -> list[str]:
+    """Which of the tripwires raised the error, if one did."""
+    text = str(error if error.__cause__ is None else error.__cause__)
+    return [text] if text.startswith("tripped: ") else []
 
 
 def enough(make: Callable[[], T], least: int, satisfied: Callable[[], bool]) -> Iterator[T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -391,6 +392,48 @@ async def test_a_back_end_writes_through_its_role(database: Database) -> None:
         assert await count_seen(database, '["user:1"]') == 0
         await writer.execute("DELETE FROM documents")
         assert await writer.fetchval("SELECT count(*) FROM chunk_topics") == 0
+
+
+async def test_another_setting_takes_effect_at_once(database: Database) -> None:
+    """Workers would find nothing if the functions set another setting than the policies read."""
+    async with connected(database.writer) as writer:
+        id_ = await writer.fetchval("INSERT INTO documents (title) VALUES ('t') RETURNING id")
+        await writer.execute("INSERT INTO document_grants VALUES ($1, 'user:1')", id_)
+        chunk = await writer.fetchval(
+            "INSERT INTO document_chunks (document_id, text_content) VALUES ($1, 'text') RETURNING id", id_
+        )
+
+    async def visible() -> int:
+        async with connected(database.worker) as worker:
+            return len(
+                await worker.fetch("SELECT * FROM anabranch_sizes($1, $2, 20000)", '["user:1"]', [chunk])
+            )
+
+    assert await visible() == 1
+    after_each_step: list[int] = []
+    with ThreadPoolExecutor(1) as thread:
+        done = await migrate(
+            database.owner,
+            principals_setting="app.who",
+            report=lambda _: after_each_step.append(thread.submit(asyncio.run, visible()).result()),
+        )
+    assert "created function anabranch_act_as" in done
+    assert "created policy anabranch_reader_access_sets on access_sets" in done
+    assert set(after_each_step) == {1}
+
+
+async def test_an_overloads_right_is_not_the_functions(database: Database) -> None:
+    await execute(
+        database.owner,
+        "REVOKE EXECUTE ON FUNCTION anabranch_sizes(text, uuid[], int) FROM anabranch_reader;"
+        "CREATE FUNCTION anabranch_sizes(text) RETURNS int LANGUAGE sql AS 'SELECT 1';"
+        "REVOKE EXECUTE ON FUNCTION anabranch_sizes(text) FROM PUBLIC;"
+        "GRANT EXECUTE ON FUNCTION anabranch_sizes(text) TO anabranch_reader",
+    )
+    assert await migrate(database.owner, principals_setting=SETTING) == [
+        "granted anabranch_reader and anabranch_writer the rights they need"
+    ]
+    assert await migrate(database.owner, principals_setting=SETTING) == []
 
 
 # Other servers, other tools

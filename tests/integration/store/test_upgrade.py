@@ -211,15 +211,25 @@ def besides_the_index(done: list[str]) -> list[str]:
     return others
 
 
+#: The same when there is a newer one.
+OLD_INDEX = "note: only workers of an earlier release still need the index document_chunks_embedding"
+
+
+async def follow(dsn: str, done: list[str], beginning: str) -> None:
+    """Run the statements of a note."""
+    (note,) = [line for line in done if line.startswith(beginning)]
+    async with connected(dsn) as session:
+        for line in note.splitlines():
+            if line.endswith(";"):
+                await session.execute(line)
+
+
 async def replace_index(dsn: str, done: list[str]) -> None:
-    """Run what the note says."""
-    (note,) = [line for line in done if line.startswith(NEWER_INDEX)]
-    create, drop = [line for line in note.splitlines() if line.endswith(";")]
-    assert (
-        "When all workers of the earlier release are stopped" in note[note.index(create) : note.index(drop)]
-    )
-    for statement in (create, drop):  # not in one transaction
-        await execute(dsn, statement)
+    """Run what the notes say."""
+    await follow(dsn, done, NEWER_INDEX)
+    done = await migrate(dsn, principals_setting=SETTING)
+    assert len(done) == 1
+    await follow(dsn, done, OLD_INDEX)
 
 
 # A search by the first release's own code; prints the ids, from the first to the last.
@@ -423,20 +433,36 @@ async def test_an_old_vector_index_serves_searches_until_it_is_replaced(version_
 
 
 async def test_searches_use_the_newer_of_two_vector_indexes(version_1: Database) -> None:
-    """Between the two statements of the note, while workers of an earlier release run."""
-    done = await migrate(version_1.owner, principals_setting=SETTING)
-    (note,) = [line for line in done if line.startswith(NEWER_INDEX)]
-    await execute(version_1.owner, note.splitlines()[1])
+    """Between the two notes, while workers of an earlier release run."""
+    await follow(version_1.owner, await migrate(version_1.owner, principals_setting=SETTING), NEWER_INDEX)
     async with connected(version_1.worker) as worker:
         assert (await read_vector_index(worker)).by_halfvec
     assert await problems(version_1) == []
     assert len(await new_search(version_1, "user:1", 0)) == 15
     (note,) = await migrate(version_1.owner, principals_setting=SETTING)
-    assert note.startswith(
-        "note: only workers of an earlier release still need the index document_chunks_embedding"
+    assert "When all of them are upgraded" in note
+    await follow(version_1.owner, [note], OLD_INDEX)
+    assert await migrate(version_1.owner, principals_setting=SETTING) == []
+
+
+async def test_the_note_replaces_an_index_that_an_interrupted_build_left(version_1: Database) -> None:
+    """Also if pgvector is in a schema that is not on the search path."""
+    await execute(
+        version_1.admin,
+        "CREATE SCHEMA extensions; GRANT USAGE ON SCHEMA extensions TO PUBLIC;"
+        "ALTER EXTENSION vector SET SCHEMA extensions",
     )
-    assert "When all of them are stopped, drop it" in note
-    await execute(version_1.owner, note.splitlines()[1])
+    done = await migrate(version_1.owner, principals_setting=SETTING)
+    await execute(
+        version_1.admin,
+        "SET search_path = public, extensions;"
+        f"CREATE INDEX document_chunks_embedding_halfvec ON document_chunks {HALFVEC};"
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'document_chunks_embedding_halfvec'::regclass",
+    )
+    assert await migrate(version_1.owner, principals_setting=SETTING) == done[-1:]
+    await replace_index(version_1.owner, done)
+    async with connected(version_1.worker) as worker:
+        assert (await read_vector_index(worker)).by_halfvec
     assert await migrate(version_1.owner, principals_setting=SETTING) == []
 
 
@@ -750,6 +776,22 @@ async def test_partitioned_tables_get_their_indexes_partition_by_partition(empty
         "created index document_chunks_embedding_halfvec on document_chunks"
     ]
     assert await problems(empty_database) == []
+
+
+async def test_an_old_vector_index_of_a_partitioned_table_is_replaced(empty_database: Database) -> None:
+    await execute(empty_database.owner, PARTITIONED)
+    await migrate(empty_database.owner, principals_setting=SETTING)
+    await execute(
+        empty_database.owner,
+        "DROP INDEX document_chunks_embedding_halfvec;"
+        "CREATE INDEX document_chunks_embedding ON document_chunks USING hnsw (embedding vector_cosine_ops)",
+    )
+    assert await problems(empty_database) == []
+    created, note = await migrate(empty_database.owner, principals_setting=SETTING)
+    assert created == "created index document_chunks_embedding_halfvec on document_chunks"
+    await follow(empty_database.owner, [note], OLD_INDEX)
+    assert await problems(empty_database) == []
+    assert await migrate(empty_database.owner, principals_setting=SETTING) == []
 
 
 HALFVEC = "USING hnsw ((l2_normalize(embedding)::halfvec(768)) halfvec_cosine_ops)"
