@@ -177,7 +177,7 @@ async def test_the_truth_is_inside_the_interval_of_400_samples(
     loaded: Database, held: Corpus, monkeypatch: pytest.MonkeyPatch, figures: Callable[[str], None]
 ) -> None:
     """Of 500 events: so the interval, which is that of endless traffic, misses the truth once in 100,000 runs."""
-    monkeypatch.setattr(vector_index, "_EF_SEARCH_HASTY_BUILD", (60, 60))
+    monkeypatch.setattr(vector_index, "_EF_SEARCH_OLD_BUILD", (60, 60))
     rng = random.Random(7)
     whole = Truth(held, "user:1")
     truths: list[float] = []
@@ -201,7 +201,7 @@ async def test_the_truth_is_inside_the_interval_of_400_samples(
 async def test_each_arm_is_compared_with_the_rows_that_the_caller_may_read(
     loaded: Database, held: Corpus, monkeypatch: pytest.MonkeyPatch, principal: str
 ) -> None:
-    monkeypatch.setattr(vector_index, "_EF_SEARCH_HASTY_BUILD", (60, 60))
+    monkeypatch.setattr(vector_index, "_EF_SEARCH_OLD_BUILD", (60, 60))
     truths = {arm: Truth(held, principal, topic=arm == "local") for arm in ("local", "global")}
     recalls: dict[str, list[float]] = {arm: [] for arm in truths}
     # In turn the arm that was searched first, and the other.
