@@ -210,6 +210,7 @@ _WITHOUT_PANEL = (
     "process_",
     "python_gc_",
     "anabranch_assigned_partitions",
+    "anabranch_committed_offset",
     "anabranch_event_loop_delay_seconds",
     "anabranch_events_received",
     "anabranch_expired_on_arrival",
