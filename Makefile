@@ -16,12 +16,14 @@ PYTEST_ARGS ?=
 # Most tests wait for servers more than they compute. A file's tests share a process and its servers.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?=
+OBSERVABILITY_ARGS ?=
 BENCH_ARGS ?=
 # Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.
 SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas wheel lock sbom k8s-rules clean
+.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas observability k8s-rules \
+  wheel lock sbom clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -75,6 +77,10 @@ schemas: $(VENV)/.demo ## Derive the Avro schemas from the JSON contracts
 
 k8s-rules: ## Write the rules of Prometheus as a PrometheusRule for Kubernetes
 	k8s/components/prometheusrule/generate > k8s/components/prometheusrule/prometheusrule.yaml
+
+# It needs nothing but Python.
+observability: ## Write Prometheus's rules and Grafana's dashboards; OBSERVABILITY_ARGS="--workers 4"
+	@$(PYTHON) -m k8s.observability $(OBSERVABILITY_ARGS)
 
 wheel: $(VENV)/.test ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -638,7 +638,8 @@ def paths(value: Any, path: str = "") -> set[str]:
 async def test_the_command(database: Database) -> None:
     corpus = odd_corpus(9, documents=20, chunks=60)
     await load(database.writer, corpus)
-    await execute(database.owner, "VACUUM ANALYZE")  # otherwise autovacuum may change sizes between the two readings
+    # Otherwise autovacuum may change sizes between the two readings.
+    await execute(database.owner, "VACUUM ANALYZE")
     as_json = run(database.owner, "--json")
     assert (as_json.returncode, as_json.stderr) == (0, "")
     figures = json.loads(as_json.stdout)
