@@ -208,7 +208,7 @@ CASES: Final = [
     Case("low traffic", [Worker(per_minute=six_an_hour)], {}, minutes=60),
     Case(
         "low traffic with a slow and a failed event",
-        [Worker(per_minute=six_an_hour, **slow_or_failed)],  # type: ignore[arg-type]
+        [Worker(per_minute=six_an_hour, **slow_or_failed)],  # type: ignore[arg-type]  # the parameters' values have two types
         {},
         minutes=75,
     ),
