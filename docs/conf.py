@@ -11,7 +11,7 @@ extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = [
     *("README.md", "CHANGELOG.md", "docs/*.md"),
-    *("contracts/**/*.md", "k8s/*.md", "k8s/**/*.md", "benchmarks/README.md", "streams/sample/README.md"),
+    *("contracts/**/*.md", "k8s/*.md", "k8s/**/*.md", "benchmarks/*.md", "streams/sample/README.md"),
 ]
 exclude_patterns = [".*", "build", "dist"]
 myst_heading_anchors = 4  # made as GitHub makes them
