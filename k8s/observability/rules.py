@@ -588,13 +588,14 @@ def _tickets(parameters: Parameters) -> Iterator[Rule]:
 def _recall(parameters: Parameters) -> Iterator[Rule]:
     window = parameters.span(_DAY)
     samples, total, squares = (
-        f"sum {_BY} (increase(anabranch_live_recall_{name}[{window}]))"
+        f'sum {_BY} (increase(anabranch_live_recall_{name}{{size="normal"}}[{window}]))'
         for name in ("total", "sum", "squares_sum")
     )
     yield Record(
         "anabranch:live_recall_samples:increase1d",
         samples,
-        comment="Recall of live answers compared with exact search, and half of its 95 % confidence interval.",
+        comment="Recall of live answers compared with exact search, and half of its 95 % confidence interval; without"
+        " scopes of more than 100,000 rows, which are sampled more rarely.",
     )
     yield Record(
         "anabranch:live_recall:mean1d",

@@ -379,9 +379,9 @@ CASES: Final = [
         "recall is low",
         pair(
             counts={
-                "anabranch_live_recall_total{}": constant(4),
-                "anabranch_live_recall_sum{}": constant(3.6),
-                "anabranch_live_recall_squares_sum{}": constant(3.28),
+                'anabranch_live_recall_total{size="normal"}': constant(4),
+                'anabranch_live_recall_sum{size="normal"}': constant(3.6),
+                'anabranch_live_recall_squares_sum{size="normal"}': constant(3.28),
             }
         ),
         {13: [], 45: ["RecallLow?"]},
@@ -390,9 +390,9 @@ CASES: Final = [
         "recall may be sufficient",
         pair(
             counts={
-                "anabranch_live_recall_total{}": constant(4),
-                "anabranch_live_recall_sum{}": constant(3.78),
-                "anabranch_live_recall_squares_sum{}": constant(3.7),
+                'anabranch_live_recall_total{size="normal"}': constant(4),
+                'anabranch_live_recall_sum{size="normal"}': constant(3.78),
+                'anabranch_live_recall_squares_sum{size="normal"}': constant(3.7),
             }
         ),
         {},
