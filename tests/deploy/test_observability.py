@@ -144,6 +144,7 @@ def label_values() -> dict[str, set[str]]:
         "outcome": set(metrics.OUTCOMES),
         "stage": set(metrics.STAGES),
         "scope": set(metrics.SCOPES),
+        "size": {*metrics.SCOPE_SIZES},
         "code": codes,
         "job": {Parameters().jobs},
         "slo": {slo.name for slo in rule_source.SLOS},
