@@ -4,7 +4,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-__all__ = ["contracts", "schemas"]
+__all__ = ["contracts", "in_checkout", "schemas"]
 
 
 def contracts() -> Traversable:
@@ -17,8 +17,16 @@ def schemas() -> Traversable:
     return _folder("schemas")
 
 
+def in_checkout() -> bool:
+    """Whether this is a checkout of the source, whose folders may be written; not an installed wheel."""
+    return not _bundled().is_dir()
+
+
+def _bundled() -> Traversable:
+    return files("streams") / "_bundled"
+
+
 def _folder(name: str) -> Traversable:
-    bundled = files("streams") / "_bundled" / name
-    if bundled.is_dir():
-        return bundled
+    if not in_checkout():
+        return _bundled() / name
     return Path(__file__).resolve().parent.parent / name

@@ -1,4 +1,4 @@
-"""The messages of the two contracts as immutable values.
+"""The messages of the contracts as immutable values.
 
 A model accepts exactly the instances that its JSON Schema accepts (a test compares the two on thousands of
 valid and mutated instances), in the types of either wire format: a UUID or its text, a timezone-aware ``datetime``
@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, LiteralString, Self, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -29,10 +30,12 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from streams.core.composition import Message, Question
 from streams.core.errors import (
     ContractViolation,
     DimensionMismatch,
@@ -44,29 +47,54 @@ from streams.core.errors import (
 from streams.core.selection import Scope
 
 __all__ = [
+    "CONTRACT_VERSIONS",
     "DIMENSIONS",
     "FLOAT32_MAX",
     "INT32_MAX",
     "INT32_MIN",
+    "MAX_DIMENSIONS",
     "MAX_PRINCIPALS",
+    "QUERY_TEXT_VERSION",
     "RESULT_NAMESPACE",
     "SCHEMA_VERSION",
+    "ArmExplanation",
+    "ConversationMessage",
+    "Explanation",
     "Filters",
+    "MetadataRange",
     "Passage",
     "QueryEmbedding",
+    "QueryText",
     "RetrievalResult",
     "event_id_of",
+    "in_oldest_version",
+    "oldest_query_version",
+    "oldest_result_version",
+    "query_hash",
     "result_id",
 ]
 
-SCHEMA_VERSION: Final = "1.0.0"
+#: The minor versions of query events and results, oldest first. Both contracts have the same ones.
+CONTRACT_VERSIONS: Final = ("1.0.0", "1.1.0")
+SCHEMA_VERSION: Final = CONTRACT_VERSIONS[-1]
+#: The version of the contract of questions in words.
+QUERY_TEXT_VERSION: Final = "1.0.0"
+#: The number of components that 1.0.0 knows, and the default of a deployment.
 DIMENSIONS: Final = 768
+MAX_DIMENSIONS: Final = 4000
 RESULT_NAMESPACE: Final = NAMESPACE_URL
 FLOAT32_MAX: Final = 3.4028234663852886e38
 _SMALLEST_NORMAL: Final = 2.0**-126
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
 MAX_PRINCIPALS: Final = 64
+_MAX_VALUES: Final = 64
+_MAX_UPSTREAM_WARNINGS: Final = 16
+_MAX_UPSTREAM_WARNING_LENGTH: Final = 64
+_MAX_TEXT: Final = 32_768
+_MAX_TITLE: Final = 1024
+_MAX_MESSAGES: Final = 64
+_MAX_ROLE: Final = 64
 
 # The contracts' own patterns, character for character (a test compares them). They are used with fullmatch, because
 # Python's $ also matches before a final newline.
@@ -187,6 +215,20 @@ def _principals(value: object) -> object:
     return value
 
 
+def _conversation(value: object) -> object:
+    value = _array(value)
+    if type(value) is tuple and len(value) > _MAX_MESSAGES:
+        raise _rule_error("many", "has too many items")
+    return value
+
+
+def _upstream_warnings(value: object) -> object:
+    value = _array(value)
+    if type(value) is tuple and len(value) > _MAX_UPSTREAM_WARNINGS:
+        raise _rule_error("many", "has too many items")
+    return value
+
+
 def _map(value: object) -> object:
     # As with principals: for each invalid entry pydantic uses a hundred times the entry's own size.
     if type(value) is dict:
@@ -195,6 +237,45 @@ def _map(value: object) -> object:
                 raise _rule_error("string", "contains a non-string value")
             _text(text)
     return value
+
+
+def _values(value: object) -> object:
+    """As `_map`, for a map of string to strings."""
+    if type(value) is not dict:
+        return value
+    copied = {}
+    for key, texts in value.items():
+        if type(key) is not str:
+            raise _rule_error("string", "contains a non-string key")
+        _text(key)
+        if type(texts) is not list and type(texts) is not tuple:
+            raise _rule_error("array", "contains a value that is not an array")
+        if not 1 <= len(texts) <= _MAX_VALUES:
+            raise _rule_error("many", "contains an array that does not have 1 to 64 items")
+        for text in texts:
+            if type(text) is not str:
+                raise _rule_error("string", "contains a non-string value")
+            _text(text)
+        copied[key] = tuple(texts)
+    return copied
+
+
+def _ranges(value: object) -> object:
+    """As `_map`, for a map of string to ranges."""
+    if type(value) is not dict:
+        return value
+    copied = {}
+    for key, bounds in value.items():
+        if type(key) is not str:
+            raise _rule_error("string", "contains a non-string key")
+        _text(key)
+        try:
+            copied[key] = MetadataRange.model_validate(bounds)
+        except ValidationError:
+            raise _rule_error(
+                "range", "contains a value that is not a range: numbers or instants, at least one"
+            ) from None
+    return copied
 
 
 def _numbers(value: object) -> object:
@@ -239,10 +320,21 @@ def _warning(value: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(_text)]
+_LongText = Annotated[str, Field(max_length=_MAX_TEXT), AfterValidator(_text)]
+_Principals = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)], ...],
+    Field(min_length=1),
+    BeforeValidator(_principals),
+]
 _Map = Annotated[dict[str, str], BeforeValidator(_map)]
+_Values = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_values)]
 _Uuid = Annotated[UUID, BeforeValidator(_uuid)]
 _Instant = Annotated[datetime, BeforeValidator(_instant)]
 _Version = Annotated[str, BeforeValidator(_version)]
+_UpstreamWarnings = Annotated[
+    tuple[Annotated[str, Field(max_length=_MAX_UPSTREAM_WARNING_LENGTH), AfterValidator(_warning)], ...],
+    BeforeValidator(_upstream_warnings),
+]
 _Hash = Annotated[str, AfterValidator(_hash)]
 _Int32 = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX), BeforeValidator(_integer)]
 _Count = Annotated[int, Field(ge=0, le=INT32_MAX), BeforeValidator(_integer)]
@@ -255,17 +347,18 @@ class _Message(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
 
     @classmethod
-    def parse(cls, instance: object) -> Self:
+    def parse(cls, instance: object, *, dimensions: int | None = None) -> Self:
         """Validate a decoded message.
 
         Args:
             instance: the decoded value: a ``dict`` of JSON types; UUIDs and instants may also be Python's types.
+            dimensions: the number of components that an event's embedding must have; None: what the contract allows.
 
         Raises:
             TerminalError: of the class for the error; the message has the field and the rule, never the value.
         """
         try:
-            return cls.model_validate(instance)
+            return cls.model_validate(instance, context=dimensions)
         except ValidationError as error:
             raise ContractViolation(_describe(error)) from None
 
@@ -283,6 +376,26 @@ class _Message(BaseModel):
         return message
 
 
+class MetadataRange(_Message):
+    """Bounds on one metadata value, at least one: of numbers, or of instants."""
+
+    gte: _Number | None = None
+    gt: _Number | None = None
+    lte: _Number | None = None
+    lt: _Number | None = None
+    at_or_after: _Instant | None = None
+    after: _Instant | None = None
+    at_or_before: _Instant | None = None
+    before: _Instant | None = None
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        # A misspelt bound is an unknown field; without this rule, it would be no condition.
+        if all(bound is None for bound in self.__dict__.values()):
+            raise _rule_error("range", "does not have a bound")
+        return self
+
+
 class Filters(_Message):
     """Conditions on chunks and documents. ``None`` means no condition; all others must be met.
 
@@ -293,6 +406,9 @@ class Filters(_Message):
     source_url_prefix: _Text | None = None
     document_type: _Text | None = None
     metadata: _Map | None = None
+    metadata_contains: _Values | None = None
+    metadata_any: _Values | None = None
+    metadata_range: Annotated[dict[str, MetadataRange], BeforeValidator(_ranges)] | None = None
 
 
 def _float32(embedding: npt.NDArray[np.floating], largest: float) -> npt.NDArray[np.float32]:
@@ -311,18 +427,15 @@ def _float32(embedding: npt.NDArray[np.floating], largest: float) -> npt.NDArray
 class QueryEmbedding(_Message):
     """One query event.
 
-    ``embedding`` has shape (768,), is not all zeros, may have any length, and is in canonical form: a read-only buffer
-    of float32 values, whatever the encoding was. ``k`` and ``token_budget`` are clamped to int32. Instants are in UTC.
+    ``embedding`` has 1 to 4,000 components, is not all zeros, may have any length, and is in canonical form: a
+    read-only buffer of float32 values, whatever the encoding was. ``k`` and ``token_budget`` are clamped to int32.
+    Instants are in UTC.
     """
 
     schema_version: _Version  # first, so that another major version is detected before our rules are applied
     event_id: _Uuid
     occurred_at: _Instant
-    principals: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)], ...],
-        Field(min_length=1),
-        BeforeValidator(_principals),
-    ]
+    principals: _Principals
     embedding: Annotated[Sequence[float], PlainValidator(_components), PlainSerializer(tuple)]
     session_id: _Uuid | None = None
     topic_id: _Uuid | None = None
@@ -334,13 +447,18 @@ class QueryEmbedding(_Message):
     embedding_model: _Text | None = None
     query_hash: _Hash | None = None
     expires_at: _Instant | None = None
+    explain: bool | None = None
+    upstream_warnings: _UpstreamWarnings | None = None
 
     @model_validator(mode="after")
-    def _check_values(self) -> Self:
+    def _check_values(self, info: ValidationInfo) -> Self:
         # These are not ValueErrors, so pydantic does not wrap them.
         embedding = cast("npt.NDArray[np.floating]", self.embedding)  # from `_components`
-        if len(embedding) != DIMENSIONS:
-            raise DimensionMismatch(f"embedding has {len(embedding)} components, expected {DIMENSIONS}")
+        expected = info.context
+        if len(embedding) != expected if expected is not None else not 1 <= len(embedding) <= MAX_DIMENSIONS:
+            raise DimensionMismatch(
+                f"embedding has {len(embedding)} components, expected {expected or f'1 to {MAX_DIMENSIONS}'}"
+            )
         largest = float(np.abs(embedding).max())
         if not largest <= FLOAT32_MAX:  # NaN if a component is NaN
             raise NonFiniteEmbedding(
@@ -354,6 +472,86 @@ class QueryEmbedding(_Message):
         # its fields were validated as received.
         object.__setattr__(self, "embedding", _float32(embedding, largest).data.toreadonly())
         return self
+
+
+class ConversationMessage(_Message):
+    """A message of the conversation before a question."""
+
+    role: Annotated[str, Field(min_length=1, max_length=_MAX_ROLE), AfterValidator(_text)]
+    text: _LongText
+
+
+class QueryText(_Message):
+    """One question in words. The fields that a query event also has mean the same, and are in the same form."""
+
+    schema_version: _Version
+    event_id: _Uuid
+    occurred_at: _Instant
+    principals: _Principals
+    text: Annotated[_LongText, Field(min_length=1)]
+    topic_title: Annotated[str, Field(max_length=_MAX_TITLE), AfterValidator(_text)] | None = None
+    conversation: Annotated[tuple[ConversationMessage, ...], BeforeValidator(_conversation)] | None = None
+    conversation_summary: _LongText | None = None
+    session_id: _Uuid | None = None
+    topic_id: _Uuid | None = None
+    profile: _Text | None = None
+    k: Annotated[int, BeforeValidator(_clamped)] | None = None
+    similarity_threshold: _Threshold | None = None
+    token_budget: Annotated[int, Field(ge=1), BeforeValidator(_clamped)] | None = None
+    filters: Filters | None = None
+    expires_at: _Instant | None = None
+    explain: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if self.topic_id is not None and self.session_id is None:
+            raise TopicWithoutSession("topic_id is given without session_id")
+        return self
+
+    @property
+    def question(self) -> Question:
+        """The parts that decide what is embedded."""
+        return Question(
+            self.text,
+            topic_id=self.topic_id,
+            topic_title=self.topic_title,
+            conversation=[Message(message.role, message.text) for message in self.conversation or ()],
+            conversation_summary=self.conversation_summary,
+        )
+
+    def with_embedding(
+        self, embedding: npt.NDArray[np.float32], *, model: str | None, warnings: Sequence[str] = ()
+    ) -> QueryEmbedding:
+        """The query event, in the oldest minor version that can express it.
+
+        Args:
+            embedding: shape (dimensions,), of any length.
+            model: the embedding's.
+            warnings: what the answer has to report.
+
+        Raises:
+            NonFiniteEmbedding, ZeroEmbedding: the embedding is unusable.
+        """
+        carried = {name: getattr(self, name) for name in _CARRIED}
+        query = QueryEmbedding.parse(
+            {
+                **carried,
+                "schema_version": SCHEMA_VERSION,
+                "embedding": np.ascontiguousarray(embedding, dtype=np.float32).data,
+                "embedding_model": model,
+                "query_hash": query_hash(self.text),
+                "upstream_warnings": tuple(warnings) or None,
+            }
+        )
+        return in_oldest_version(query)
+
+
+_CARRIED: Final = QueryEmbedding.model_fields.keys() & QueryText.model_fields.keys() - {"schema_version"}
+
+
+def query_hash(text: str) -> str:
+    """The SHA-256 of a question in UTF-8, in hexadecimal."""
+    return sha256(text.encode()).hexdigest()
 
 
 def event_id_of(instance: Mapping[str, object]) -> UUID | None:
@@ -384,6 +582,31 @@ class Passage(_Message):
     chunk_position: _Int32 | None = None
     metadata: _Map
 
+    @property
+    def prompt_text(self) -> str:
+        """The string to put in a prompt."""
+        return self.text_content if self.header is None else f"{self.header}\n{self.text_content}"
+
+
+class ArmExplanation(_Message):
+    """What became of the candidates of one arm; ``candidates`` is the sum of the other counts."""
+
+    scope: Scope
+    candidates: _Count
+    below_threshold: _Count
+    duplicates: _Count
+    same_parent: _Count
+    over_budget: _Count
+    missing: _Count
+    not_needed: _Count
+    returned: _Count
+
+
+class Explanation(_Message):
+    """Why a result has its passages and no more."""
+
+    arms: Annotated[tuple[ArmExplanation, ...], FailFast(), BeforeValidator(_array)]
+
 
 class RetrievalResult(_Message):
     """The answer to one event. The assembler ensures that ranks have no gaps and that ``k_returned`` is correct."""
@@ -396,7 +619,7 @@ class RetrievalResult(_Message):
     profile: _Text
     session_id: _Uuid | None = None
     topic_id: _Uuid | None = None
-    query_embedding_dimensions: Annotated[Literal[768], BeforeValidator(_integer)]
+    query_embedding_dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), BeforeValidator(_integer)]
     k_requested: _Int32 | None = None
     k_effective: _Count
     k_returned: _Count
@@ -409,6 +632,32 @@ class RetrievalResult(_Message):
         tuple[Annotated[str, AfterValidator(_warning)], ...], FailFast(), BeforeValidator(_array)
     ]
     results: Annotated[tuple[Passage, ...], FailFast(), BeforeValidator(_array)]
+    explanation: Explanation | None = None
+
+    def with_warning(self, code: str) -> Self:
+        """The same result with one more warning."""
+        return self.model_copy(update={"warnings": tuple(dict.fromkeys([*self.warnings, code]))})
+
+
+def oldest_query_version(query: QueryEmbedding) -> str:
+    """The oldest minor version of the contract that can express an event."""
+    filters = query.filters
+    added: list[object] = [query.explain, query.upstream_warnings]
+    if filters is not None:
+        added += [filters.metadata_contains, filters.metadata_any, filters.metadata_range]
+    if len(query.embedding) == DIMENSIONS and all(value is None for value in added):
+        return "1.0.0"
+    return "1.1.0"
+
+
+def in_oldest_version(query: QueryEmbedding) -> QueryEmbedding:
+    """The same event, with the oldest minor version that can express it as its ``schema_version``."""
+    return query.model_copy(update={"schema_version": oldest_query_version(query)})
+
+
+def oldest_result_version(dimensions: int) -> str:
+    """The oldest minor version of the contract that can express results for embeddings of this many components."""
+    return "1.0.0" if dimensions == DIMENSIONS else "1.1.0"
 
 
 _RULE_TEXTS: Final[Mapping[str, str]] = {
@@ -420,6 +669,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "string_sub_type": "is not a string",
     "string_unicode": "contains an unpaired surrogate",
     "int_type": "is not an integer",
+    "bool_type": "is not true or false",
     "float_type": "is not a number",
     "finite_number": "is not finite",
     "string_too_short": "is too short",
@@ -429,10 +679,24 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "greater_than_equal": "is too small",
     "less_than_equal": "is too large",
     "literal_error": "is not one of the allowed values",
+    "extra_forbidden": "is not a known field",
 }
-_MAPS: Final = frozenset({"metadata", "coordinates"})
+_MAPS: Final = frozenset({"metadata", "metadata_contains", "metadata_any", "metadata_range", "coordinates"})
 _OWN_ERROR_TYPES: Final = frozenset(
-    {"nul", "surrogate", "version", "uuid", "instant", "array", "number", "string", "hash", "code", "many"}
+    {
+        "nul",
+        "surrogate",
+        "version",
+        "uuid",
+        "instant",
+        "array",
+        "number",
+        "string",
+        "hash",
+        "code",
+        "many",
+        "range",
+    }
 )
 
 

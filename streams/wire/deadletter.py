@@ -18,6 +18,8 @@ __all__ = [
     "fit_headers",
     "placeholder_headers",
     "read_dead_letter",
+    "reply_error_headers",
+    "without_error_headers",
 ]
 
 CODE_HEADER = "anabranch.error.code"
@@ -79,6 +81,19 @@ def error_headers(
         CODE_HEADER: error.code,
     }
     return [(name, value.encode()) for name, value in fields.items()]
+
+
+def reply_error_headers(error: TerminalError) -> Sequence[tuple[str, bytes]]:
+    """The headers of a reply that is an error: the code and the message, as in the dead letter."""
+    return [
+        (CODE_HEADER, error.code.encode()),
+        (MESSAGE_HEADER, str(error)[:_MAX_MESSAGE_CHARACTERS].encode()),
+    ]
+
+
+def without_error_headers(headers: Headers) -> Headers:
+    """An event's headers without those by which a caller would take a reply for an error."""
+    return [header for header in headers if header[0] not in (CODE_HEADER, MESSAGE_HEADER)]
 
 
 def placeholder_headers(*, first: int, last: int, size: int) -> Sequence[tuple[str, bytes]]:

@@ -28,7 +28,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["NotDerivable", "derive", "derive_all", "stale", "write"]
+__all__ = ["NotDerivable", "contract_files", "derive", "derive_all", "stale", "write"]
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ _NUMERIC: Final = {"integer": {"int", "long"}, "number": {"float", "double"}}
 # The keywords allowed for each type. Avro cannot express the assertions among them; the typed model enforces those.
 _ANNOTATIONS: Final = {"title", "description", "examples", "$comment"}
 _KNOWN: Final[Mapping[str, set[str]]] = {
-    "object": {"properties", "required", "additionalProperties", "propertyNames", "if", "then"},
+    "object": {"properties", "required", "additionalProperties", "propertyNames", "if", "then", "anyOf"},
     "array": {"items", "minItems", "maxItems", "contains"},
     "string": {"format", "pattern", "not", "minLength", "maxLength", "enum", "const"},
     "integer": {"minimum", "maximum", "const", "x-avro-type"},
@@ -77,7 +77,7 @@ def derive_all(contracts_dir: Traversable) -> dict[str, str]:
         NotDerivable: the message names the contract, the place and the construct.
     """
     derived = {}
-    for path, version in _contract_files(contracts_dir):
+    for path, version in contract_files(contracts_dir):
         stem = path.name.removesuffix(".schema.json")
         try:
             schema = derive(json.loads(path.read_text(encoding="utf-8")))
@@ -110,7 +110,8 @@ def write(contracts_dir: Traversable, avro_dir: Path) -> list[str]:
     return changed
 
 
-def _contract_files(contracts_dir: Traversable) -> Iterator[tuple[Traversable, str]]:
+def contract_files(contracts_dir: Traversable) -> Iterator[tuple[Traversable, str]]:
+    """Each contract ``<name>/v<major>/<stem>.schema.json`` in a folder, and its ``v<major>``."""
     for contract in contracts_dir.iterdir():
         if not contract.is_dir():
             continue
@@ -223,7 +224,7 @@ class _Derivation:
 
     def _map(self, schema: Json, at: str) -> dict[str, Any]:
         values = schema.get("additionalProperties")
-        if not isinstance(values, dict) or schema.keys() & {"required", "if", "then"}:
+        if not isinstance(values, dict) or schema.keys() & {"required", "if", "then", "anyOf"}:
             raise NotDerivable(f"{at}: an object must have properties, or additionalProperties with a schema")
         return {"type": "map", "values": self._type(values, f"{at}/additionalProperties")}
 

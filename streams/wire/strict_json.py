@@ -8,15 +8,15 @@ from streams.core.errors import Undecodable
 __all__ = ["loads"]
 
 # Longer integers are out of range for every field, and int() of a long text takes quadratic time (and fails from
-# 4,300 digits on). 64 digits are outside int64 and float32, so every bound of the contracts still rejects them.
-_LONG: Final = 64
+# 4,300 digits on). The largest float64 has 309 digits and a sign, so every bound of the contracts still rejects them.
+_LONG: Final = 310
 _HUGE: Final = 10**_LONG
 
 
 def loads(value: bytes) -> dict[str, Any]:
     """Parse one JSON object in UTF-8.
 
-    Integers of more than 64 characters become ±10^64. Numbers outside float64 become ±inf, which the contract rejects
+    Integers of more than 310 characters become ±10^310. Numbers outside float64 become ±inf, which the contract rejects
     in the field. A duplicate key makes the object ambiguous, above all its principals, so it is rejected. Also
     rejected are ``NaN``, ``Infinity``, a byte order mark and nesting deeper than the interpreter's stack.
 

@@ -46,7 +46,7 @@ TEXTS = [
 HASH = "9F86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 VALUES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 10, 15, 64, 768, 769),
+    *(None, True, False, 0, 1, -1, 2, 10, 15, 64, 768, 769, 4000, 4001),
     *(
         10.0,
         1e3,
@@ -197,6 +197,29 @@ VALUES: list[Any] = [
         {"unknown": [1, {"x": None}]},
         {"section": 1},
     ),
+    *(
+        {"a": ["b", "c"]},
+        {"a": []},
+        {"a": ["b"] * 64},
+        {"a": ["b"] * 65},
+        {"a": ["b", 1]},
+        {"a": ["\0"]},
+        {"a\0": ["b"]},
+        {"a": {"gt": 1, "lt": None}},
+        {"a": {"gt": None}},
+        {"a": {"min": 1}},
+        {"a": {"gt": "1"}},
+        {"a": {"gt": True, "lt": 1}},
+        {"a": {"gt": float("inf")}},
+        {"a": {"gt": 10**100, "lt": -(10**308)}},
+        {"a": {"gt": 10**309}},
+        {"a": {"gt": 10**400}},
+        {"a": {"after": "2025-06-01T12:34:56Z", "unknown": 1}},
+        {"a": {"after": "2025-06-01"}},
+        {"a": {"after": 1}},
+        {"a\0": {"gt": 1}},
+    ),
+    *(["text_truncated"] * 16, ["text_truncated"] * 17, ["x" * 64], ["x" * 65]),
 ]
 
 
@@ -211,6 +234,19 @@ def _maybe(rng: random.Random, instance: Json, name: str, make: Callable[[], Any
 
 def _map(rng: random.Random, values: Callable[[], Any]) -> Json:
     return {rng.choice(TEXTS): values() for _ in range(rng.randrange(4))}
+
+
+def _ranges(rng: random.Random) -> Json:
+    made: Json = {}
+    for key in rng.sample(TEXTS, rng.randrange(4)):
+        bounds: Json = {}
+        for name in ("gte", "gt", "lte", "lt"):
+            _maybe(rng, bounds, name, lambda: rng.choice([0, -1, 1.5, 2**53 + 1, -1e308, 1e-320]))
+        for name in ("at_or_after", "after", "at_or_before", "before"):
+            _maybe(rng, bounds, name, lambda: rng.choice(INSTANTS))
+        if any(bound is not None for bound in bounds.values()):
+            made[key] = bounds
+    return made
 
 
 def components(rng: random.Random) -> list[Any]:
@@ -228,7 +264,24 @@ def components(rng: random.Random) -> list[Any]:
     return values
 
 
-def query_event(rng: random.Random, embedding: list[Any] | None = None) -> Json:
+def _filters(rng: random.Random, *, newer: bool) -> Json:
+    def text() -> str:
+        return rng.choice(TEXTS)
+
+    given: Json = {}
+    for name in ("section", "source_url_prefix", "document_type"):
+        _maybe(rng, given, name, text)
+    _maybe(rng, given, "metadata", lambda: _map(rng, text))
+    if newer:
+        for name in ("metadata_contains", "metadata_any"):
+            _maybe(rng, given, name, lambda: _map(rng, lambda: [text()] * rng.choice([1, 2, 64])))
+        _maybe(rng, given, "metadata_range", lambda: _ranges(rng))
+    return given
+
+
+def query_event(rng: random.Random, embedding: list[Any] | None = None, *, newer: bool = True) -> Json:
+    """A valid event; with or without the fields that 1.0.0 does not have."""
+
     def uuid() -> str:
         return rng.choice([rng.choice(UUIDS), f"{rng.getrandbits(128):032x}"[:32]])
 
@@ -238,13 +291,6 @@ def query_event(rng: random.Random, embedding: list[Any] | None = None) -> Json:
 
     def text() -> str:
         return rng.choice(TEXTS)
-
-    def filters() -> Json:
-        given: Json = {}
-        for name in ("section", "source_url_prefix", "document_type"):
-            _maybe(rng, given, name, text)
-        _maybe(rng, given, "metadata", lambda: _map(rng, text))
-        return given
 
     event: Json = {
         "schema_version": rng.choice(["1.0.0", "1.0.1", "1.7.0", "1.12.345"]),
@@ -262,16 +308,57 @@ def query_event(rng: random.Random, embedding: list[Any] | None = None) -> Json:
         rng, event, "similarity_threshold", lambda: rng.choice([0, 1, 0.5, 1.0, -0.0, 5e-324, rng.random()])
     )
     _maybe(rng, event, "token_budget", lambda: rng.choice([1, 1.0, 3500, 2**31 - 1, 2**31, 2**63, 1e18]))
-    _maybe(rng, event, "filters", filters)
+    _maybe(rng, event, "filters", lambda: _filters(rng, newer=newer))
     _maybe(rng, event, "embedding_model", text)
     _maybe(rng, event, "query_hash", lambda: HASH)
     _maybe(rng, event, "expires_at", lambda: rng.choice(INSTANTS))
+    if newer and rng.random() < 0.7:
+        _maybe(rng, event, "explain", lambda: rng.choice([True, False]))
+        _maybe(rng, event, "upstream_warnings", lambda: ["text_truncated", "x" * 64][: rng.randrange(3)])
     if rng.random() < 0.3:
         event["unknown"] = rng.choice(VALUES)
     return event
 
 
-def retrieval_result(rng: random.Random) -> Json:
+def query_text(rng: random.Random) -> Json:
+    """A valid question in words."""
+    event = query_event(rng, [])
+    for name in ("embedding", "embedding_model", "query_hash", "upstream_warnings"):
+        event.pop(name, None)
+
+    def text() -> str:
+        return rng.choice(TEXTS)
+
+    event["text"] = text() + rng.choice(["?", "x" * 2000, "\U0001f600"])
+    _maybe(rng, event, "topic_title", text)
+    _maybe(rng, event, "conversation_summary", text)
+    _maybe(
+        rng,
+        event,
+        "conversation",
+        lambda: [
+            {"role": (text() + "r")[:64], "text": text()} | rng.choice([{}, {"unknown": 1}])
+            for _ in range(rng.choice([0, 1, 3, 64]))
+        ],
+    )
+    return event
+
+
+def explanation(rng: random.Random) -> Json:
+    counts = (
+        *("candidates", "below_threshold", "duplicates", "same_parent"),
+        *("over_budget", "missing", "not_needed", "returned"),
+    )
+    arms = [
+        {"scope": scope} | {name: rng.choice([0, 7, 7.0, 2**31 - 1]) for name in counts}
+        for scope in ("local", "global")
+    ]
+    return {"arms": arms[rng.randrange(3) :] or arms}
+
+
+def retrieval_result(rng: random.Random, *, newer: bool = True) -> Json:
+    """A valid result; with or without what 1.0.0 does not have."""
+
     def text() -> str:
         return rng.choice(TEXTS)
 
@@ -306,7 +393,7 @@ def retrieval_result(rng: random.Random) -> Json:
         "result_id": rng.choice(UUIDS),
         "event_id": rng.choice(UUIDS),
         "profile": text(),
-        "query_embedding_dimensions": rng.choice([768, 768.0]),
+        "query_embedding_dimensions": rng.choice([768, 768.0, *([1, 384.0, 4000] if newer else [])]),
         "k_effective": 9,
         "k_returned": count,
         "score_type": "cosine_similarity",
@@ -322,6 +409,8 @@ def retrieval_result(rng: random.Random) -> Json:
     _maybe(rng, result, "k_requested", int32)
     _maybe(rng, result, "similarity_threshold", lambda: rng.choice([0, 1, 0.75]))
     _maybe(rng, result, "token_budget", lambda: rng.choice([1, 3500.0]))
+    if newer:
+        _maybe(rng, result, "explanation", lambda: explanation(rng))
     return result
 
 

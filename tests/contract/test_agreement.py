@@ -16,12 +16,15 @@ from streams.core.errors import TerminalError
 from streams.wire import Codec
 from tests.contract import instances
 
-CODEC = Codec()
+CODEC = Codec(dimensions=None)
 QUERY = json.loads(
     (resources.contracts() / "query_embedding/v1/query_embedding.schema.json").read_text(encoding="utf-8")
 )
 RESULT = json.loads(
     (resources.contracts() / "retrieval/v1/retrieval_result.schema.json").read_text(encoding="utf-8")
+)
+TEXT = json.loads(
+    (resources.contracts() / "query_text/v1/query_text.schema.json").read_text(encoding="utf-8")
 )
 FORMATS = Draft7Validator.FORMAT_CHECKER
 
@@ -38,6 +41,7 @@ def _without_embedding(schema: dict[str, Any]) -> dict[str, Any]:
 FULL = Draft7Validator(QUERY, format_checker=FORMATS)
 LIGHT = Draft7Validator(_without_embedding(QUERY), format_checker=FORMATS)
 RESULTS = Draft7Validator(RESULT, format_checker=FORMATS)
+TEXTS = Draft7Validator(TEXT, format_checker=FORMATS)
 
 
 def _accepted(decode: Callable[[bytes], object], text: bytes) -> str:
@@ -64,7 +68,17 @@ def _queries() -> Iterator[Any]:
         "session_id": instances.UUIDS[0],
         "topic_id": instances.UUIDS[1],
         "principals": ["user:1", "public"],
-        "filters": {"section": "1", "source_url_prefix": "h", "document_type": "d", "metadata": {"a": "b"}},
+        "filters": {
+            "section": "1",
+            "source_url_prefix": "h",
+            "document_type": "d",
+            "metadata": {"a": "b"},
+            "metadata_contains": {"a": ["b", "c"]},
+            "metadata_any": {"a": ["b"]},
+            "metadata_range": {"a": {"gte": 1, "before": "2025-06-01T12:34:56Z"}},
+        },
+        "explain": True,
+        "upstream_warnings": ["text_truncated"],
     }
     for name in messages.QueryEmbedding.model_fields:
         full.setdefault(name, None)
@@ -94,6 +108,7 @@ def _results() -> Iterator[Any]:
     for name in messages.Passage.model_fields:
         passage.setdefault(name, None)
     passage["coordinates"], passage["metadata"] = {"x0": 1}, {"a": "b"}
+    full["explanation"] = instances.explanation(rng)
     for at in instances.places(full):
         for value in [*instances.VALUES, ...]:
             yield instances.put(full, at, value)
@@ -103,6 +118,34 @@ def _results() -> Iterator[Any]:
             at = rng.choice(list(instances.places(result)))
             result = instances.put(result, at, rng.choice([*instances.VALUES, ...]))
         yield result
+
+
+def _texts() -> Iterator[Any]:
+    rng = random.Random(6)
+    for _ in range(300):
+        yield instances.query_text(rng)
+    full = instances.query_text(rng) | {
+        "session_id": instances.UUIDS[0],
+        "topic_id": instances.UUIDS[1],
+        "filters": {"metadata_any": {"a": ["b"]}},
+        "conversation": [{"role": "user", "text": "a"}],
+    }
+    for name in messages.QueryText.model_fields:
+        full.setdefault(name, None)
+    for at in instances.places(full):
+        for value in [*instances.VALUES, ...]:
+            yield instances.put(full, at, value)
+    for _ in range(500):
+        event = instances.query_text(rng)
+        for _ in range(2):
+            at = rng.choice(list(instances.places(event)))
+            event = instances.put(event, at, rng.choice([*instances.VALUES, ...]))
+        yield event
+    for name, most in (("text", 32768), ("topic_title", 1024), ("conversation_summary", 32768)):
+        for length in (most, most + 1):
+            yield full | {name: "é" * length}
+    for messages_, role, text in ((64, 64, 1), (65, 1, 1), (1, 65, 1), (1, 1, 32768), (1, 1, 32769)):
+        yield full | {"conversation": [{"role": "r" * role, "text": "t" * text}] * messages_}
 
 
 def _compare(
@@ -136,7 +179,7 @@ def test_query_events() -> None:
     assert outcomes.total() > 5000
     assert outcomes["accepted"] > 1000
     assert outcomes["contract_violation"] > 1000
-    assert outcomes["unsupported_version"] > 5
+    assert outcomes["unsupported_version"] >= 5
     assert outcomes["topic_without_session"] > 0
 
 
@@ -147,6 +190,24 @@ def test_results() -> None:
     assert outcomes.total() > 5000
     assert outcomes["accepted"] > 1000
     assert outcomes["contract_violation"] > 1000
+
+
+@pytest.mark.slow
+def test_questions_in_words() -> None:
+    outcomes = _compare(_texts(), CODEC.decode_text, TEXTS.is_valid)
+    print(outcomes)
+    assert outcomes.total() > 3000
+    assert outcomes["accepted"] > 500
+    assert outcomes["contract_violation"] > 500
+    assert outcomes["topic_without_session"] > 0
+
+
+def test_a_question_in_words_is_the_same_in_avro() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        event = CODEC.decode_text(instances.to_json(instances.query_text(rng)))
+        again = CODEC.decode_text(CODEC.encode_text(event))
+        assert again == event
 
 
 def test_embeddings() -> None:
@@ -165,7 +226,7 @@ def test_embeddings() -> None:
         assert outcomes[code] > 5
 
 
-@pytest.mark.parametrize("schema", [QUERY, RESULT], ids=["query", "result"])
+@pytest.mark.parametrize("schema", [QUERY, RESULT, TEXT], ids=["query", "result", "text"])
 def test_a_contract_is_a_valid_schema_and_describes_every_field(schema: dict[str, Any]) -> None:
     Draft7Validator.check_schema(schema)
 
@@ -183,11 +244,21 @@ def test_a_contract_is_a_valid_schema_and_describes_every_field(schema: dict[str
 def test_model_and_contract_have_the_same_fields_in_the_same_order() -> None:
     passage = RESULT["properties"]["results"]["items"]
     filters = QUERY["properties"]["filters"]["anyOf"][0]
+    metadata_range = filters["properties"]["metadata_range"]["anyOf"][0]["additionalProperties"]
+    explanation = RESULT["properties"]["explanation"]["anyOf"][0]
     for model, schema in (
         (messages.QueryEmbedding, QUERY),
         (messages.Filters, filters),
+        (messages.MetadataRange, metadata_range),
         (messages.RetrievalResult, RESULT),
+        (messages.Explanation, explanation),
+        (messages.ArmExplanation, explanation["properties"]["arms"]["items"]),
         (messages.Passage, passage),
+        (messages.QueryText, TEXT),
+        (
+            messages.ConversationMessage,
+            TEXT["properties"]["conversation"]["anyOf"][0]["items"],
+        ),
     ):
         assert list(model.model_fields) == list(schema["properties"])
         required = [name for name, field in model.model_fields.items() if field.is_required()]

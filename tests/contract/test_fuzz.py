@@ -19,7 +19,7 @@ from tests.bad_inputs import QUERY_WRITER, avro_event, head, json_event
 from tests.fuzz.hunt import hunt, our_judge
 from tests.fuzz.judge import Broken, Judge
 from tests.fuzz.mutations import hostile
-from tests.fuzz.seeds import SEEDS
+from tests.fuzz.seeds import SEEDS, TEXTS
 
 CODEC = Codec()
 
@@ -50,6 +50,18 @@ def test_hostile_messages() -> None:
         "dimension_mismatch",
         "non_finite_embedding",
     } <= set(found.outcomes)
+
+
+@pytest.mark.slow
+def test_hostile_questions() -> None:
+    found = hunt(our_judge(TEXTS), subject=TEXTS, seed=20, inputs=INPUTS)
+    print(found.outcomes, found.most)
+    assert found.found == []
+    assert found.inputs == INPUTS
+    assert found.outcomes["accepted"] > INPUTS / 50
+    assert {"undecodable", "unknown_schema", "contract_violation", "topic_without_session"} <= set(
+        found.outcomes
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from streams.core.messages import result_id
 from streams.wire import Codec, query_to_json, result_to_json
 from tests.contract import instances
 
-CODEC = Codec()
+CODEC = Codec(dimensions=None)
 CONTRACTS = resources.contracts()
 FORMATS = Draft7Validator.FORMAT_CHECKER
 SEEDS = st.integers(0, 2**32 - 1)
@@ -32,6 +32,8 @@ def _schema(path: str) -> dict[str, Any]:
 
 QUERY = _schema("query_embedding/v1/query_embedding.schema.json")
 RESULT = _schema("retrieval/v1/retrieval_result.schema.json")
+QUERY_1_0_0 = _schema("released/query_embedding.1.0.0.schema.json")
+RESULT_1_0_0 = _schema("released/retrieval_result.1.0.0.schema.json")
 VALIDATORS = {
     "QueryEmbedding": Draft7Validator(QUERY, format_checker=FORMATS),
     "RetrievalResult": Draft7Validator(RESULT, format_checker=FORMATS),
@@ -40,9 +42,7 @@ VALIDATORS = {
 
 def _canonical(schema: dict[str, Any], instance: Any) -> Any:
     """The documented canonical form, said once more, from the contract and not from the code."""
-    schema = schema.get("anyOf", schema.get("allOf", [schema]))[0]
-    if "$ref" in schema:
-        schema = (QUERY["definitions"] | RESULT["definitions"])[schema["$ref"].rpartition("/")[2]]
+    schema = _resolved(schema)
     form: Any = instance
     match instance, schema:
         case None, _:
@@ -62,6 +62,33 @@ def _canonical(schema: dict[str, Any], instance: Any) -> Any:
         case _, {"additionalProperties": values}:
             form = {key: _canonical(values, value) for key, value in instance.items()}
     return form
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    if "properties" not in schema:
+        schema = schema.get("anyOf", schema.get("allOf", [schema]))[0]
+    if "$ref" in schema:
+        return dict((QUERY["definitions"] | RESULT["definitions"])[schema["$ref"].rpartition("/")[2]])
+    return schema
+
+
+def _filters(schema: dict[str, Any]) -> dict[str, Any]:
+    return dict(schema["properties"]["filters"]["anyOf"][0]["properties"])
+
+
+def _oldest_query_schema(event: dict[str, Any]) -> dict[str, Any]:
+    """1.0.0's, if the event has nothing that it lacks."""
+    filters = event.get("filters") or {}
+    added = [event.get(name) for name in QUERY["properties"].keys() - QUERY_1_0_0["properties"].keys()]
+    added += [filters.get(name) for name in _filters(QUERY).keys() - _filters(QUERY_1_0_0).keys()]
+    old = all(value is None for value in added) and len(event["embedding"]) == 768
+    return QUERY_1_0_0 if old else QUERY
+
+
+def _result_schema(result: dict[str, Any]) -> dict[str, Any]:
+    """1.0.0's, if the result says so and has nothing that it lacks."""
+    old = result["schema_version"] == "1.0.0" and result["query_embedding_dimensions"] == 768
+    return RESULT_1_0_0 if old and result.get("explanation") is None else RESULT
 
 
 def _utc(text: str) -> str:
@@ -101,7 +128,7 @@ def test_query_events(seed: int) -> None:
     assert query_to_json(again) == canonical
     assert CODEC.encode_query(again) == CODEC.encode_query(through_avro)
 
-    expected = _canonical(QUERY, event)
+    expected = _canonical(_oldest_query_schema(event), event)
     embedding, expected_embedding = canonical.pop("embedding"), expected.pop("embedding")
     assert canonical == expected
     if max(map(abs, expected_embedding)) >= 2.0**-126:
@@ -117,7 +144,7 @@ def test_the_canonical_form_of_an_event_is_valid(seed: int) -> None:
     assert VALIDATORS["QueryEmbedding"].is_valid(event)
     canonical = query_to_json(CODEC.decode_query(instances.to_json(event)))
     assert VALIDATORS["QueryEmbedding"].is_valid(canonical)
-    assert list(canonical) == list(QUERY["properties"])
+    assert list(canonical) == list(_oldest_query_schema(event)["properties"])
 
 
 @pytest.mark.slow
@@ -133,7 +160,7 @@ def test_results(seed: int) -> None:
     assert through_avro == decoded
     assert result_to_json(through_avro) == canonical
     assert CODEC.encode_result(through_avro) == encoded
-    assert canonical == _canonical(RESULT, instance)
+    assert canonical == _canonical(_result_schema(instance), instance)
     assert VALIDATORS["RetrievalResult"].is_valid(canonical)
 
 

@@ -1,6 +1,7 @@
 """Codecs: each inflates into what room there is, and a worker that lacks one does not start."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,8 +81,5 @@ def test_a_missing_library_refuses_the_start(tmp_path: Path, command: str, code:
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
-    said = (done.stdout + done.stderr).splitlines()
-    [line] = [line for line in said if "cramjam" in line]
-    assert "refused" in line
-    assert "gzip, snappy, lz4, zstd" in line
-    assert "pip install cramjam" in line
+    said = " ".join((done.stdout + done.stderr).split())
+    assert re.search(r"refused.* gzip, snappy, lz4, zstd.* pip install cramjam", said)

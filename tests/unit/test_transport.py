@@ -16,7 +16,7 @@ from mode import Service
 from streams.configured import broker_connection
 from streams.settings import load
 from streams.worker import faust_internals
-from streams.worker.app import _faust_app, _InputEvent
+from streams.worker.stage_app import _faust_app, _InputEvent
 
 HERE, THERE = TP("queries", 0), TP("queries", 1)
 

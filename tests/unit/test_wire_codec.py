@@ -2,6 +2,7 @@
 
 import json
 import struct
+from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import fastavro
 import pytest
 
 from streams import resources
-from streams.core.errors import ContractViolation, NonFiniteEmbedding, Undecodable, UnknownSchema
+from streams.core.errors import (
+    ContractViolation,
+    DimensionMismatch,
+    NonFiniteEmbedding,
+    Undecodable,
+    UnknownSchema,
+)
 from streams.core.messages import Passage, QueryEmbedding, RetrievalResult, result_id
 from streams.wire import BadWriterSchema, Codec, query_to_json
 from streams.wire.writer_schemas import WriterSchema
@@ -45,33 +52,89 @@ def crc64(data: bytes) -> int:
 
 def test_the_fingerprint_is_the_specifications() -> None:
     assert crc64(b'"int"') == 0x7275D51A3F395C8F
-    for name in ("query_embedding.v1.avsc", "retrieval_result.v1.avsc"):
+    for name in (
+        "query_embedding.v1.avsc",
+        "retrieval_result.v1.avsc",
+        "released/query_embedding.1.0.0.avsc",
+    ):
         canonical = fastavro.schema.to_parsing_canonical_form(schema(name)).encode()
         assert WriterSchema.of(schema(name)).fingerprint == struct.pack("<Q", crc64(canonical))
 
 
-def test_what_is_written_is_read_by_plain_fastavro_with_the_published_schema() -> None:
+@pytest.mark.parametrize(
+    ("name", "filters"),
+    [
+        ("released/query_embedding.1.0.0.avsc", None),
+        (
+            "query_embedding.v1.avsc",
+            {"metadata_range": {"a": {"after": "2025-06-01T12:34:56+02:00", "gt": 1}}},
+        ),
+    ],
+)
+def test_what_is_written_is_read_by_plain_fastavro_with_the_published_schema(name: str, filters: Any) -> None:
     codec = Codec()
-    query = QueryEmbedding.parse(EVENT | {"session_id": str(EVENT_ID).upper(), "k": 10.0})
+    event = EVENT | {"session_id": str(EVENT_ID).upper(), "k": 10.0, "filters": filters}
+    query = QueryEmbedding.parse(event)
     data = codec.encode_query(query)
-    published = fastavro.parse_schema(schema("query_embedding.v1.avsc"))
+    published = fastavro.parse_schema(schema(name))
     read = fastavro.schemaless_reader(BytesIO(data[10:]), published, None)
-    assert data[:10] == b"\xc3\x01" + WriterSchema.of(schema("query_embedding.v1.avsc")).fingerprint
+    assert data[:10] == b"\xc3\x01" + WriterSchema.of(schema(name)).fingerprint
     # Logical types are there for those who decode with them.
     assert isinstance(read, dict)
     assert read["event_id"] == read["session_id"] == EVENT_ID
     assert read["occurred_at"] == query.occurred_at
     assert read["k"] == 10
-    assert read["filters"] is None
+    if filters is None:
+        assert read["filters"] is None
+    else:
+        bounds = read["filters"]["metadata_range"]["a"]
+        assert (bounds["after"], bounds["gt"]) == (datetime(2025, 6, 1, 10, 34, 56, tzinfo=UTC), 1)
+    assert codec.decode_query(data) == query
 
 
-def test_a_plain_producer_with_the_published_schema_is_read() -> None:
-    published = fastavro.parse_schema(schema("query_embedding.v1.avsc"))
-    query = QueryEmbedding.parse(EVENT)
+@pytest.mark.parametrize("name", ["query_embedding.v1.avsc", "released/query_embedding.1.0.0.avsc"])
+def test_a_plain_producer_with_the_published_schema_is_read(name: str) -> None:
+    published = fastavro.parse_schema(schema(name))
+    filters = {"section": "1", "metadata": {"a": "b"}}
+    if name == "query_embedding.v1.avsc":
+        filters |= {
+            "metadata_any": {"a": ["b"]},
+            "metadata_range": {"a": {"after": "2025-06-01T12:34:56+02:00", "gt": 1}},
+        }
+    query = QueryEmbedding.parse(EVENT | {"filters": filters})
     out = BytesIO()
     fastavro.schemaless_writer(out, published, query.model_dump())
-    data = b"\xc3\x01" + WriterSchema.of(schema("query_embedding.v1.avsc")).fingerprint + out.getvalue()
+    data = b"\xc3\x01" + WriterSchema.of(schema(name)).fingerprint + out.getvalue()
     assert Codec().decode_query(data) == query
+
+
+def test_an_instant_out_of_range_in_a_range_is_refused() -> None:
+    query = QueryEmbedding.parse(
+        EVENT | {"filters": {"metadata_range": {"a": {"after": "9999-01-01T00:00:00Z"}}}}
+    )
+    record = query.model_dump(mode="json") | {"occurred_at": 0}
+    record["filters"]["metadata_range"]["a"]["after"] = 2**62
+    with pytest.raises(ContractViolation, match=r"filters\.metadata_range\.\*"):
+        Codec().decode_query(single_object(schema("query_embedding.v1.avsc"), record))
+
+
+def test_an_embedding_has_the_dimensions_of_the_deployment() -> None:
+    def decoded(count: int, dimensions: int | None) -> int:
+        event = json.dumps(EVENT | {"embedding": [0.5] * count}).encode()
+        return len(Codec(dimensions=dimensions).decode_query(event).embedding)
+
+    assert decoded(1024, 1024) == 1024
+    assert [decoded(count, None) for count in (1, 768, 4000)] == [1, 768, 4000]
+    for count, dimensions, expected in (
+        (768, 1024, "1024"),
+        (1024, 768, "768"),
+        (0, 768, "768"),
+        (0, None, "1 to 4000"),
+        (4001, None, "1 to 4000"),
+    ):
+        with pytest.raises(DimensionMismatch) as caught:
+            decoded(count, dimensions)
+        assert str(caught.value) == f"embedding has {count} components, expected {expected}"
 
 
 def result(**changes: Any) -> RetrievalResult:
@@ -121,7 +184,7 @@ def test_a_query_is_no_result() -> None:
 
 
 def newer() -> dict[str, Any]:
-    """1.1.0: fields more, one of them in the middle, with a nested record."""
+    """A later minor: fields more, one of them in the middle, with a nested record."""
     changed = schema("query_embedding.v1.avsc")
     inner = {"type": "record", "name": "Origin", "fields": [{"name": "host", "type": "string"}]}
     changed["fields"][2:2] = [

@@ -66,7 +66,10 @@ def test_what_the_specification_asks_for() -> None:
     filters = fields["filters"]["type"][1]
     assert filters["fields"][3]["type"] == ["null", {"type": "map", "values": "string"}]
     result = json.loads(derive_all(resources.contracts())["retrieval_result.v1.avsc"])
-    for record in (query, filters, result, result["fields"][-1]["type"]["items"]):
+    passages, explanation = (field["type"] for field in result["fields"][-2:])
+    ranges = filters["fields"][-1]["type"][1]["values"]
+    records = (query, filters, ranges, result, passages["items"], explanation[1])
+    for record in records:
         assert record["doc"]
         for field in record["fields"]:
             assert field["doc"], field["name"]
@@ -170,7 +173,7 @@ def test_the_root_is_a_record_with_a_namespace() -> None:
 
 def test_write_then_stale(tmp_path: Path) -> None:
     names = list(derive_all(resources.contracts()))
-    assert names == ["query_embedding.v1.avsc", "retrieval_result.v1.avsc"]
+    assert names == ["query_embedding.v1.avsc", "query_text.v1.avsc", "retrieval_result.v1.avsc"]
     target = tmp_path / "avro"
     assert write(resources.contracts(), target) == names
     assert stale(resources.contracts(), target) == []
