@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streams.core.messages import (
-    DIMENSIONS,
+    CONTRACT_VERSIONS,
+    ArmExplanation,
+    Explanation,
     Filters,
     Passage,
     QueryEmbedding,
@@ -30,6 +32,7 @@ from streams.core.selection import (
     Pick,
     Scope,
     Selection,
+    count_outcomes,
     order_by_similarity,
     rank_candidates,
     select,
@@ -68,7 +71,7 @@ class Search:
     """One arm's search request to the store.
 
     Attributes:
-        vector: the query's direction, shape (768,), unit length.
+        vector: the query's direction, shape (dimensions,), unit length.
         principals: the requesting principals.
         session_id: the session to search in; None: everything that the principals may read.
         topic_id: the topic to search in (the local arm); None: the whole session.
@@ -93,7 +96,7 @@ class ArmResult:
     """One arm's result.
 
     Attributes:
-        candidates: at most ``limit``.
+        candidates: at most ``limit``, in order of (distance, id); in any order with ``passages``.
         complete: the scope has no more rows.
         truncated: the index scan reached its limit, and the scope is too large to search exactly; the candidates are
             those found until then.
@@ -186,7 +189,7 @@ class Retrieved:
 
 
 def unit_vector(embedding: Sequence[float]) -> Vector:
-    """The embedding's direction: normalized in float64, shape (768,), float32.
+    """The embedding's direction: normalized in float64, shape (dimensions,), float32.
 
     pgvector sums squares in float32, which underflows or overflows for vectors scaled by 1e-25 or 1e20. All components
     are first divided by the largest, so that squares do not underflow or overflow in float64 either.
@@ -205,6 +208,7 @@ async def retrieve(
     *,
     started: float,
     on_stage: Callable[[str], None] = lambda _: None,
+    contract: str = CONTRACT_VERSIONS[0],
 ) -> Retrieved:
     """Answer one query.
 
@@ -215,6 +219,7 @@ async def retrieve(
         count_tokens: counts the tokens of a text.
         started: `perf_counter()` when the event was read; ``query_time_ms`` starts there.
         on_stage: called at the start of each stage: ``search`` or ``assemble``.
+        contract: minor version of the result's contract.
     """
     timers = _StageTimers(on_stage)
     texts = _Texts(query.principals, store, count_tokens, budget=params.token_budget)
@@ -262,7 +267,18 @@ async def retrieve(
         if not any_missing:
             break
     with timers.assembling:
-        result = _result(query, params, selection, texts, truncated=fan_out.truncated, started=started)
+        # In 1.0.0, a result has no explanation.
+        explains = bool(query.explain) and contract != CONTRACT_VERSIONS[0]
+        result = _result(
+            query,
+            params,
+            selection,
+            texts,
+            truncated=fan_out.truncated,
+            started=started,
+            contract=contract,
+            explanation=_explanation(arms, selection) if explains else None,
+        )
     return Retrieved(
         result, timers.searching.seconds, timers.assembling.seconds, fan_out.arm_seconds, fan_out.searches
     )
@@ -273,14 +289,14 @@ def _without_missing_parents(arms: Mapping[Scope, Arm], missing_ids: Collection[
     if not missing_ids:
         return arms
     return {
-        scope: Arm(
-            [
+        scope: replace(
+            arm,
+            candidates=[
                 replace(candidate, parent_id=None, parent_missing=True)
                 if candidate.parent_id in missing_ids
                 else candidate
                 for candidate in arm.candidates
             ],
-            complete=arm.complete,
         )
         for scope, arm in arms.items()
     }
@@ -470,7 +486,7 @@ class _FanOut:
     def _widen(self, scopes: Collection[Scope], growth: int, maximum: int) -> None:
         for scope in scopes:
             if self._limits[scope] >= maximum:
-                self.arms[scope] = Arm(self.arms[scope].candidates, complete=True)
+                self.arms[scope] = replace(self.arms[scope], complete=True)
                 self.truncated = True
             else:
                 self._limits[scope] = min(self._limits[scope] * growth, maximum)
@@ -510,6 +526,8 @@ def _result(
     *,
     truncated: bool,
     started: float,
+    contract: str,
+    explanation: Explanation | None,
 ) -> RetrievalResult:
     picks = order_by_similarity(selection.picks) if params.profile.order == "similarity" else selection.picks
     warnings = {
@@ -518,9 +536,11 @@ def _result(
         WarningCode.PARENT_MISSING: any(pick.candidate.parent_missing for pick in picks),
         WarningCode.SCAN_TRUNCATED: truncated,
         WarningCode.STORE_VALUE_INVALID: any(texts.passage(pick.candidate).invalid for pick in picks),
+        WarningCode.EXPLANATION_UNAVAILABLE: bool(query.explain) and explanation is None,
     }
+    own = [code.value for code, holds in warnings.items() if holds]
     return RetrievalResult.of_canonical(
-        schema_version=query.schema_version,
+        schema_version=contract,
         result_id=result_id(query.event_id),
         event_id=query.event_id,
         query_hash=query.query_hash,
@@ -528,7 +548,7 @@ def _result(
         profile=params.name,
         session_id=query.session_id,
         topic_id=query.topic_id,
-        query_embedding_dimensions=DIMENSIONS,
+        query_embedding_dimensions=len(query.embedding),
         k_requested=params.k_requested,
         k_effective=params.k,
         k_returned=len(picks),
@@ -537,8 +557,19 @@ def _result(
         token_budget=params.token_budget,
         tokens_used=selection.tokens_used,
         query_time_ms=(perf_counter() - started) * 1000,
-        warnings=tuple(code.value for code, holds in warnings.items() if holds),
+        warnings=tuple(dict.fromkeys([*own, *(query.upstream_warnings or ())])),
         results=tuple(_passage(rank, pick, texts) for rank, pick in enumerate(picks, start=1)),
+        explanation=explanation,
+    )
+
+
+def _explanation(arms: Mapping[Scope, Arm], selection: Selection) -> Explanation:
+    outcomes = count_outcomes(arms, selection)
+    return Explanation.of_canonical(
+        arms=tuple(
+            ArmExplanation.of_canonical(scope=scope, **outcomes[scope])
+            for scope in sorted(outcomes, reverse=True)  # local first
+        )
     )
 
 

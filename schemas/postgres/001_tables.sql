@@ -5,6 +5,7 @@
 --     -f 001_tables.sql -f 002_derived.sql …
 -- `migrate` skips each statement whose object already exists, and applies the others with short locks, in a different
 -- order. Apply them by hand only to a new store: an upgrade may also need a step from steps/.
+-- For embeddings with other dimensions, `migrate` replaces 768: docs/embedding-model.md.
 -- A statement ends with a semicolon at the end of a line, outside $$ … $$.
 
 CREATE TABLE IF NOT EXISTS public.documents (

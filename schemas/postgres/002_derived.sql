@@ -48,16 +48,23 @@ CREATE TABLE IF NOT EXISTS public.chunk_topics (
   PRIMARY KEY (topic_id, chunk_id)
 );
 
--- For metadata filters: one row for each key and value of a chunk, whose metadata overrides its document's. A GIN index
--- would not be used here either: jsonb's `@>` is not leakproof.
+-- For metadata filters, of a chunk whose metadata overrides its document's: one row for each key and value, one for each
+-- different element of an array, and one for each number or date. A GIN index would not be used here either: jsonb's `@>`
+-- is not leakproof. Comparing numeric values is not leakproof either, so numbers are double precision.
 CREATE TABLE IF NOT EXISTS public.chunk_metadata (
-  -- 128 bits of the SHA-256 of key, zero byte (which JSON in PostgreSQL cannot contain) and value: supports any length,
-  -- and constructing a collision is infeasible.
+  -- 128 bits of a SHA-256: supports any length, and constructing a collision is infeasible. Of key, zero byte (which JSON
+  -- in PostgreSQL cannot contain) and value; of key, two zero bytes and element; or of key and three zero bytes.
   entry uuid NOT NULL,
   chunk_id uuid NOT NULL,
   access_set_id bigint,
+  -- One of them in a row for a number or a date, else null.
+  number double precision,
+  instant timestamptz,
   PRIMARY KEY (entry, chunk_id)
 );
+-- Stores of version 2 lack them.
+ALTER TABLE public.chunk_metadata ADD COLUMN IF NOT EXISTS number double precision;
+ALTER TABLE public.chunk_metadata ADD COLUMN IF NOT EXISTS instant timestamptz;
 
 -- Locks on ids of documents that are not visible, by the id's last byte. Rows are created on first use. A table instead
 -- of advisory locks, because any login could take those and block every insert.
@@ -268,7 +275,7 @@ $$;
 
 -- Metadata
 
--- Searches use the first three too: a worker inserts their expressions into its statements.
+-- Searches use those too that return an entry, a value's form, or merged metadata.
 
 -- The form of a value in results and filters: strings unchanged, everything else as JSON. Null only for a missing value.
 CREATE OR REPLACE FUNCTION public.anabranch_metadata_text(value jsonb) RETURNS text
@@ -287,7 +294,7 @@ AS $$
          CASE WHEN pg_catalog.jsonb_typeof(chunk) OPERATOR(pg_catalog.=) 'object' THEN chunk ELSE '{}' END
 $$;
 
--- The key of a row of chunk_metadata.
+-- The key of a row of chunk_metadata: for a value.
 CREATE OR REPLACE FUNCTION public.anabranch_metadata_entry(key text, value text) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
@@ -296,12 +303,76 @@ AS $$
     OPERATOR(pg_catalog.||) pg_catalog.convert_to(value, 'UTF8')), 1, 16), 'hex')::pg_catalog.uuid
 $$;
 
--- The rows of chunk_metadata for a chunk.
-CREATE OR REPLACE FUNCTION public.anabranch_metadata_entries(document jsonb, chunk jsonb) RETURNS SETOF uuid
+-- The same for an element of an array.
+CREATE OR REPLACE FUNCTION public.anabranch_element_entry(key text, element text) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
-  SELECT public.anabranch_metadata_entry(m.key, public.anabranch_metadata_text(m.value))
+  SELECT pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(
+    pg_catalog.convert_to(key, 'UTF8') OPERATOR(pg_catalog.||) pg_catalog.decode('0000', 'hex')
+    OPERATOR(pg_catalog.||) pg_catalog.convert_to(element, 'UTF8')), 1, 16), 'hex')::pg_catalog.uuid
+$$;
+
+-- The same for a number or a date.
+CREATE OR REPLACE FUNCTION public.anabranch_range_entry(key text) RETURNS uuid
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(
+    pg_catalog.convert_to(key, 'UTF8') OPERATOR(pg_catalog.||) pg_catalog.decode('000000', 'hex')), 1, 16), 'hex')::pg_catalog.uuid
+$$;
+
+-- A value, in the form of anabranch_metadata_text, as a number; null if it is not written like one in JSON, or if double
+-- precision has no room for it. Never fails: conversions that may are behind conditions.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_number(value text) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+  SELECT CASE
+    WHEN pg_catalog.length(value) OPERATOR(pg_catalog.<=) 1000
+         AND value COLLATE pg_catalog."C" OPERATOR(pg_catalog.~)
+             '^-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]{1,3})?$'
+    THEN CASE WHEN pg_catalog.abs(value::pg_catalog.numeric) OPERATOR(pg_catalog.<=) 1.7976931348623157e308
+                   AND (pg_catalog.abs(value::pg_catalog.numeric) OPERATOR(pg_catalog.>=) 5e-324
+                        OR value::pg_catalog.numeric OPERATOR(pg_catalog.=) 0)
+              THEN value::pg_catalog.float8 END
+  END
+$$;
+
+-- The same as an instant, of a date or a date and time in ISO 8601; without a time zone, in UTC.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_instant(value text) RETURNS timestamp with time zone
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT CASE
+    WHEN value COLLATE pg_catalog."C" OPERATOR(pg_catalog.~) (
+      '^(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)'
+      '|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)'
+      '([Tt ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?([Zz]|[-+](0[0-9]|1[0-4]):?[0-5][0-9])?)?$')
+    THEN (CASE
+      WHEN pg_catalog.length(value) OPERATOR(pg_catalog.=) 10 THEN value OPERATOR(pg_catalog.||) ' 00:00Z'
+      WHEN pg_catalog.substr(value, 12) OPERATOR(pg_catalog.~) '[-+Zz]' THEN value
+      ELSE value OPERATOR(pg_catalog.||) 'Z' END)::pg_catalog.timestamptz
+  END
+$$;
+
+-- The rows of chunk_metadata for a chunk.
+CREATE OR REPLACE FUNCTION public.anabranch_metadata_rows(document jsonb, chunk jsonb)
+RETURNS TABLE (entry uuid, number double precision, instant timestamp with time zone)
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+  SELECT public.anabranch_metadata_entry(m.key, public.anabranch_metadata_text(m.value)) AS entry,
+         NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz
   FROM pg_catalog.jsonb_each(public.anabranch_merged_metadata(document, chunk)) m
+  UNION ALL
+  SELECT DISTINCT public.anabranch_element_entry(m.key, public.anabranch_metadata_text(e.value)) AS entry,
+         NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz
+  FROM pg_catalog.jsonb_each(public.anabranch_merged_metadata(document, chunk)) m
+  CROSS JOIN LATERAL pg_catalog.jsonb_array_elements(
+    CASE WHEN pg_catalog.jsonb_typeof(m.value) OPERATOR(pg_catalog.=) 'array' THEN m.value ELSE '[]' END) e
+  UNION ALL
+  SELECT public.anabranch_range_entry(r.key) AS entry, r.number, r.instant
+  FROM (SELECT m.key, public.anabranch_metadata_number(public.anabranch_metadata_text(m.value)) AS number,
+               public.anabranch_metadata_instant(public.anabranch_metadata_text(m.value)) AS instant
+        FROM pg_catalog.jsonb_each(public.anabranch_merged_metadata(document, chunk)) m
+        OFFSET 0) r -- an optimization fence: computed once
+  WHERE r.number IS NOT NULL OR r.instant IS NOT NULL
 $$;
 
 -- Rebuilds chunk_metadata for the given chunks. With a generic plan: otherwise, each call would be planned again, because
@@ -311,11 +382,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan
 AS $$
 BEGIN
   DELETE FROM public.chunk_metadata m WHERE m.chunk_id = ANY (chunks);
-  INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id)
-  SELECT e.entry, c.id, c.access_set_id
+  INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id, number, instant)
+  SELECT e.entry, c.id, c.access_set_id, e.number, e.instant
   FROM public.document_chunks c
   LEFT JOIN public.documents d ON d.id = c.document_id
-  CROSS JOIN LATERAL public.anabranch_metadata_entries(d.metadata, c.metadata) AS e (entry)
+  CROSS JOIN LATERAL public.anabranch_metadata_rows(d.metadata, c.metadata) e
   WHERE c.id = ANY (chunks)
   ON CONFLICT DO NOTHING;
 END
@@ -554,9 +625,9 @@ BEGIN
             HINT = 'Rename BEFORE triggers on public.document_chunks so that they sort before zz_anabranch.';
   END IF;
   IF redescribes THEN
-    INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id)
-    SELECT e.entry, chunk.id, chunk.access_set_id
-    FROM public.anabranch_metadata_entries(document.metadata, chunk.metadata) AS e (entry)
+    INSERT INTO public.chunk_metadata (entry, chunk_id, access_set_id, number, instant)
+    SELECT e.entry, chunk.id, chunk.access_set_id, e.number, e.instant
+    FROM public.anabranch_metadata_rows(document.metadata, chunk.metadata) e
     ON CONFLICT DO NOTHING;
   END IF;
   IF TG_OP = 'UPDATE' THEN
@@ -665,13 +736,15 @@ AS $$
   SELECT coalesce(m.chunk_id, truth.chunk_id)
   FROM public.chunk_metadata m
   FULL JOIN (
-    SELECT e.entry, c.id AS chunk_id, c.access_set_id
+    SELECT e.entry, c.id AS chunk_id, c.access_set_id, e.number, e.instant
     FROM public.document_chunks c
     LEFT JOIN public.documents d ON d.id = c.document_id
-    CROSS JOIN LATERAL public.anabranch_metadata_entries(d.metadata, c.metadata) AS e (entry)
+    CROSS JOIN LATERAL public.anabranch_metadata_rows(d.metadata, c.metadata) e
   ) truth ON truth.entry = m.entry AND truth.chunk_id = m.chunk_id
   WHERE m.chunk_id IS NULL OR truth.chunk_id IS NULL
      OR m.access_set_id IS DISTINCT FROM truth.access_set_id
+     OR m.number IS DISTINCT FROM truth.number
+     OR m.instant IS DISTINCT FROM truth.instant
 $$;
 
 -- Repair, in batches that lock only their own rows: for rows written before the triggers existed, and for writes that
@@ -753,7 +826,9 @@ REVOKE ALL ON FUNCTION
   public.anabranch_all_readers(), public.anabranch_readers(uuid), public.anabranch_access_set(uuid), public.anabranch_discard_access_set(bigint),
   public.anabranch_update_access(uuid[]),
   public.anabranch_metadata_text(jsonb), public.anabranch_merged_metadata(jsonb, jsonb),
-  public.anabranch_metadata_entry(text, text), public.anabranch_metadata_entries(jsonb, jsonb),
+  public.anabranch_metadata_entry(text, text), public.anabranch_element_entry(text, text),
+  public.anabranch_range_entry(text), public.anabranch_metadata_number(text), public.anabranch_metadata_instant(text),
+  public.anabranch_metadata_rows(jsonb, jsonb),
   public.anabranch_rebuild_metadata(uuid[]), public.anabranch_topics(uuid[]),
   public.anabranch_sync_grants(), public.anabranch_set_document_access(), public.anabranch_sync_document(),
   public.anabranch_set_chunk_access(), public.anabranch_sync_chunk(),

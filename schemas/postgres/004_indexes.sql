@@ -4,7 +4,7 @@
 -- Nearest neighbours by cosine distance. Half precision: the index is half as large, and finds the same rows; searches take
 -- the distances from the full vectors. Normalized first, because halfvec has no room for components above 65,504 or below
 -- 6e-8. With ef_construction = 400, a search misses whole dense clusters far less often than with 200. More edges (m) cost
--- more and find no more; docs/performance.md has the table.
+-- more, and find more only with many near copies; docs/performance.md has the tables.
 -- A store from an earlier release may keep its index on the full vectors: searches use whichever exists.
 CREATE INDEX IF NOT EXISTS document_chunks_embedding_halfvec ON public.document_chunks USING hnsw (((l2_normalize(embedding))::halfvec(768)) halfvec_cosine_ops) WITH (ef_construction = 400);
 
@@ -18,6 +18,8 @@ CREATE INDEX IF NOT EXISTS documents_session_id ON public.documents USING btree 
 -- The local arm and filters on metadata: with everything that searches read, so that they do not read the tables.
 CREATE INDEX IF NOT EXISTS chunk_topics_searchable ON public.chunk_topics USING btree (topic_id, session_id, chunk_id, access_set_id);
 CREATE INDEX IF NOT EXISTS chunk_metadata_searchable ON public.chunk_metadata USING btree (entry, chunk_id, access_set_id);
+CREATE INDEX IF NOT EXISTS chunk_metadata_number ON public.chunk_metadata USING btree (entry, number, chunk_id, access_set_id) WHERE (number IS NOT NULL);
+CREATE INDEX IF NOT EXISTS chunk_metadata_instant ON public.chunk_metadata USING btree (entry, instant, chunk_id, access_set_id) WHERE (instant IS NOT NULL);
 
 -- The columns that events filter by.
 CREATE INDEX IF NOT EXISTS document_chunks_section ON public.document_chunks USING btree (section);

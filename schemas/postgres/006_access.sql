@@ -23,23 +23,32 @@ GRANT SELECT (id, document_id, session_id, parent_chunk_id, related_topic_ids, c
               token_count, page, section, coordinates, metadata, embedding, access_set_id)
   ON public.document_chunks TO anabranch_reader;
 GRANT SELECT (topic_id, chunk_id, session_id, access_set_id) ON public.chunk_topics TO anabranch_reader;
-GRANT SELECT (entry, chunk_id, access_set_id) ON public.chunk_metadata TO anabranch_reader;
+GRANT SELECT (entry, chunk_id, access_set_id, number, instant) ON public.chunk_metadata TO anabranch_reader;
 GRANT SELECT (id) ON public.access_sets TO anabranch_reader;
 -- The functions that searches call, and those that these call, with the worker's rights.
 GRANT EXECUTE ON FUNCTION
   public.anabranch_search(
-    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, boolean, int, int, boolean, int, int),
+    text, :vector_schema.vector, uuid, uuid, text, text, text, jsonb, int, boolean, int, int, boolean, int, int),
   public.anabranch_search_passages(
-    text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int, int, int, boolean, int, int),
+    text, :vector_schema.vector, uuid, uuid, text, text, text, jsonb, int, int, int, boolean, int, int),
   public.anabranch_passages(text, uuid[], int), public.anabranch_sizes(text, uuid[], int),
-  public.anabranch_search_exactly(text, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
-  public.anabranch_search_index(boolean, :vector_schema.vector, uuid, uuid, text, text, text, text[], int),
-  public.anabranch_scope_size(text, uuid, uuid, text, text, text, text[], int),
-  public.anabranch_filtered_scope(uuid, uuid, text, text, text, text[]),
-  public.anabranch_has_metadata(jsonb, jsonb, text[]),
-  public.anabranch_act_as(text, int, text), public.anabranch_require_row_security(),
+  public.anabranch_search_exactly(
+    text, :vector_schema.vector, uuid, uuid, text, text, text, int[], uuid[], double precision[],
+    timestamp with time zone[], int),
+  public.anabranch_search_index(
+    boolean, :vector_schema.vector, uuid, uuid, text, text, text, int[], uuid[], double precision[],
+    timestamp with time zone[], int),
+  public.anabranch_scope_size(
+    text, uuid, uuid, text, text, text, int[], uuid[], double precision[], timestamp with time zone[], int),
+  public.anabranch_filtered_scope(
+    uuid, uuid, text, text, text, int[], double precision[], timestamp with time zone[]),
+  public.anabranch_conditions(jsonb), public.anabranch_written_conditions(),
+  public.anabranch_condition(text, int, int[], double precision[], timestamp with time zone[]),
+  public.anabranch_further_conditions(),
+  public.anabranch_set_principals(text, int), public.anabranch_principals_setting(), public.anabranch_require_row_security(),
   public.anabranch_metadata_text(jsonb), public.anabranch_merged_metadata(jsonb, jsonb),
-  public.anabranch_metadata_entry(text, text)
+  public.anabranch_metadata_entry(text, text), public.anabranch_element_entry(text, text),
+  public.anabranch_range_entry(text)
   TO anabranch_reader;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.documents, public.document_chunks, public.document_grants
@@ -47,4 +56,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON public.documents, public.document_chunks
 GRANT SELECT ON public.access_sets, public.chunk_topics, public.chunk_metadata TO anabranch_writer;
 GRANT SELECT ON public.anabranch_schema TO anabranch_reader;
 
-INSERT INTO public.anabranch_schema (version, oldest_worker) VALUES (2, 2) ON CONFLICT DO NOTHING;
+INSERT INTO public.anabranch_schema (version, oldest_worker) VALUES (3, 3) ON CONFLICT DO NOTHING;

@@ -41,6 +41,7 @@ __all__ = [
     "qualified_names",
     "quoted",
     "read_catalog",
+    "read_versions",
     "vector_schema",
 ]
 
@@ -76,7 +77,7 @@ class Index:
     name: str
     valid: bool
     definition: str
-    usable: bool  # not partial, or partial only by excluding chunks without an embedding
+    usable: bool  # not partial, or partial only by excluding rows that its searches never need
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,14 @@ class Catalog:
         owners = {relation.owner for name, relation in self.relations.items() if name in TABLES}
         return owners.pop() if len(owners) == 1 else None
 
+    @property
+    def dimensions(self) -> int | None:
+        """The dimensions of the stored embeddings; None if the column is missing or of another type."""
+        found = re.fullmatch(
+            r"vector\((\d+)\)", self.columns.get(("document_chunks", "embedding"), ("", ""))[0]
+        )
+        return int(found[1]) if found else None
+
     def has(self, statement: Statement) -> bool:
         """Whether the object that a reference statement creates already exists as defined.
 
@@ -167,7 +176,9 @@ def _has_column(catalog: Catalog, statement: Statement) -> bool:
 
 
 def _has_storage(catalog: Catalog, statement: Statement) -> bool:
-    return catalog.columns.get((statement.table, statement.name), ("", ""))[1] == "p"
+    return (
+        catalog.columns.get((statement.table, statement.name), ("", ""))[1] == statement.definition[0].lower()
+    )
 
 
 def _is_enabled(catalog: Catalog, statement: Statement) -> bool:
@@ -311,6 +322,15 @@ async def qualified_names(connection: Connection) -> AsyncIterator[None]:
         )
 
 
+async def read_versions(connection: Connection) -> Mapping[str, str]:
+    """The versions of ``postgresql`` and, if it is installed, ``pgvector``."""
+    row = await connection.fetchrow(
+        "SELECT split_part(current_setting('server_version'), ' ', 1) AS postgresql,"
+        "       (SELECT extversion FROM pg_extension WHERE extname = 'vector') AS pgvector"
+    )
+    return {name: version for name, version in (row or {}).items() if version is not None}
+
+
 async def vector_schema(connection: Connection, *, for_sql: bool = True) -> str:
     """The schema of pgvector; ``public`` if the extension is missing.
 
@@ -402,8 +422,11 @@ INDEX_DEFINITION: Final = (
     "regexp_replace(substring(pg_get_indexdef(c.oid) FROM 'USING .*'), ' (WITH|WHERE) .*', '')"
 )
 
-#: Whether the index `i` is not partial, or partial only by excluding chunks without an embedding, in SQL.
-USABLE_INDEX: Final = "(i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = '(embedding IS NOT NULL)')"
+#: Whether the index `i` is not partial, or partial only by excluding rows that its searches never need, in SQL.
+USABLE_INDEX: Final = (
+    "(i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid)"
+    " IN ('(embedding IS NOT NULL)', '(number IS NOT NULL)', '(instant IS NOT NULL)'))"
+)
 
 _INDEXES: Final = f"""
     SELECT t.relname::text AS table, c.relname::text AS name, i.indisvalid AS valid,

@@ -50,6 +50,8 @@ def _unusable(error: BaseException, setting: str) -> StoreMisconfigured:
         why = f"sslrootcert, sslcert or sslkey cannot be read: {error.strerror}"
     elif "root certificate" in str(error):
         why = "this sslmode requires sslrootcert, and the file is missing"
+    elif str(error).startswith("invalid DSN: scheme"):
+        why = "it must start with postgresql:// or postgres://, without a driver as in postgresql+asyncpg://"
     else:
         why = "it cannot be parsed; percent-encode every special character of the password"
     return StoreMisconfigured(f"{setting} is invalid: {why}", before_connect=True)
@@ -68,6 +70,11 @@ def _cause_and_remedy(error: BaseException) -> tuple[str, str] | None:
         return "the server does not use TLS", "check sslmode in {setting}"
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return _login(error)
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return (
+            "the server has no database of this name",
+            "check the name at the end of {setting}, or create the database",
+        )
     return None
 
 

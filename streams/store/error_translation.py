@@ -1,5 +1,7 @@
 """The only place that maps a driver's exception to its meaning for an event."""
 
+import re
+
 import asyncpg
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable, TransientError
@@ -21,7 +23,6 @@ _UNAVAILABLE_CLASSES = frozenset(
 _REFUSED_LOGIN = "login rejected; check DATABASE_CONNECTION_STRING"
 _MISCONFIGURED_CLASSES = {
     "28": _REFUSED_LOGIN,  # role or password
-    "3D": _REFUSED_LOGIN,  # no such database
     "3F": _REFUSED_LOGIN,  # no such schema
     # Statements are constant and values are bound: no event can cause an error in syntax, names, types or rights.
     "42": "the schema is not the expected one; run `anabranch check`",
@@ -37,7 +38,7 @@ _POOLER = (
 )
 _MISCONFIGURED = {
     "42P01": "a table is missing; run `anabranch migrate`",
-    "42703": "a column is missing; run `anabranch migrate`",
+    "42703": "a column is missing; run `anabranch check`, which names it and the remedy",
     "42883": "a function or operator is missing; is pgvector installed? run `anabranch check`",
     "42704": "a type or setting is missing; is pgvector installed? run `anabranch check`",
     "42501": "permission denied; grant anabranch_reader to the worker's role, then run `anabranch check`",
@@ -48,6 +49,9 @@ _MISCONFIGURED = {
     "26000": _POOLER,
     "42P05": _POOLER,
 }
+# What pgvector says of vectors that do not fit together. An event's components were counted before. Not the SQLSTATE
+# alone: asyncpg uses it for values that it cannot encode.
+_DIMENSIONS = re.compile(r"different \w+ dimensions \d+ and \d+|expected \d+ dimensions, not \d+")
 _DRIVER_REFUSES = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.exceptions.UnsupportedClientFeatureError,
@@ -92,7 +96,10 @@ def _from_server(error: asyncpg.PostgresError) -> TransientError | None:
         return StoreUnavailable("the schema changed under a prepared statement")
     if state in _OUT_OF_TIME:
         return SearchTimeout(_OUT_OF_TIME[state])
-    if remedy := _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2]):
+    remedy = _MISCONFIGURED.get(state) or _MISCONFIGURED_CLASSES.get(state[:2])
+    if _DIMENSIONS.fullmatch(str(error)):
+        remedy = f"{error}: the store is not for ANABRANCH_EMBEDDING_DIMENSIONS; run `anabranch check`"
+    if remedy:
         return StoreMisconfigured(f"PostgreSQL error {state}: {remedy}")
     if state[:2] in _UNAVAILABLE_CLASSES or state == _IDLE_IN_TRANSACTION:
         return StoreUnavailable(f"PostgreSQL error {state} ({type(error).__name__})")

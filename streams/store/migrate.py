@@ -1,6 +1,6 @@
 """Migrates a store to the reference schema while applications use it.
 
-Missing and differing objects are applied in phases that hold locks only briefly: tables, columns and functions;
+Missing and differing objects are applied in phases that hold locks only briefly: tables and columns; functions and
 triggers, in one transaction; derived data, in batches; indexes, concurrently; finally row-level security and rights.
 Every statement can be repeated. If a run is killed at any point, the next run completes it. If there is nothing to do,
 it takes no table locks.
@@ -30,6 +30,7 @@ from streams.store.locks import LOCK_TIMEOUT, LockRetries, LockUnavailable, hold
 from streams.store.owner_checks import other_triggers, restrictions
 from streams.store.reference import (
     BASE_TABLES,
+    DEFAULT_DIMENSIONS,
     SCHEMA_VERSION,
     STEPS,
     VERSION_TABLE,
@@ -47,7 +48,7 @@ __all__ = ["ConsentRequired", "MigrationError", "migrate", "plan"]
 _DONE: Final[dict[str, str]] = {
     "table": "created table {table}",
     "column": "added column {name} to {table}",
-    "storage": "set the storage of {name} in {table} to plain",
+    "storage": "set the storage of {name} in {table} to {storage}",
     "function": "created function {name}",
     "trigger": "created trigger {name} on {table}",
     "policy": "created policy {name} on {table}",
@@ -69,6 +70,7 @@ async def migrate(
     dsn: str,
     *,
     principals_setting: str,
+    dimensions: int = DEFAULT_DIMENSIONS,
     consent: bool = False,
     prune: bool = False,
     report: Callable[[str], None] | None = None,
@@ -82,6 +84,7 @@ async def migrate(
     Args:
         dsn: connection string of the owner or a superuser.
         principals_setting: the setting from which the policies read the requesting principals.
+        dimensions: of the embeddings.
         consent: continue although roles will see fewer rows, or another role's tables are taken over.
         prune: also remove what only workers of older versions need.
         report: called with each line as soon as the step is done.
@@ -97,12 +100,14 @@ async def migrate(
     async with _session(dsn) as (connection, locks):
         await hold_advisory_lock(connection)
         runner = Runner(connection, locks, dry_run=False, report=report)
-        migration = await _migration(runner, principals_setting)
+        migration = await _migration(runner, principals_setting, dimensions)
         await migration.run(consent=consent, prune=prune)
         return migration.runner.done
 
 
-async def plan(dsn: str, *, principals_setting: str, prune: bool = False) -> list[str]:
+async def plan(
+    dsn: str, *, principals_setting: str, dimensions: int = DEFAULT_DIMENSIONS, prune: bool = False
+) -> list[str]:
     """The SQL that `migrate` would run, with comments. Changes nothing and takes no blocking locks.
 
     Raises:
@@ -110,7 +115,7 @@ async def plan(dsn: str, *, principals_setting: str, prune: bool = False) -> lis
     """
     async with _session(dsn) as (connection, locks):
         runner = Runner(connection, locks, dry_run=True, report=None)
-        await (await _migration(runner, principals_setting)).run(consent=True, prune=prune)
+        await (await _migration(runner, principals_setting, dimensions)).run(consent=True, prune=prune)
         return runner.script
 
 
@@ -140,10 +145,10 @@ async def _session(dsn: str) -> AsyncIterator[tuple["asyncpg.Connection[asyncpg.
             await connection.close(timeout=5)
 
 
-async def _migration(runner: Runner, principals_setting: str) -> "_Migration":
+async def _migration(runner: Runner, principals_setting: str, dimensions: int) -> "_Migration":
     schema = await vector_schema(runner.connection)
     try:
-        return _Migration(runner, reference(principals_setting, schema), schema)
+        return _Migration(runner, reference(principals_setting, schema, dimensions), schema, dimensions)
     except InvalidReference as error:
         raise MigrationError(str(error)) from error
 
@@ -151,10 +156,13 @@ async def _migration(runner: Runner, principals_setting: str) -> "_Migration":
 class _Migration:
     """One run of the migration."""
 
-    def __init__(self, runner: Runner, statements: Sequence[Statement], vector_schema: str) -> None:
+    def __init__(
+        self, runner: Runner, statements: Sequence[Statement], vector_schema: str, dimensions: int
+    ) -> None:
         self.runner = runner
         self._statements = statements
         self._vector_schema = vector_schema
+        self._dimensions = dimensions
         self._replaced: set[Statement] = set()  # policies; a dry run finds them different again
 
     async def run(self, *, consent: bool, prune: bool) -> None:
@@ -168,18 +176,18 @@ class _Migration:
             required = await requirement(connection, locked_out)
         _refuse_newer(catalog)
         await prerequisites.refuse_foreign(self.runner.connection, catalog, self._statements, actor.owner)
-        prerequisites.check_columns(catalog, self._statements)
+        prerequisites.check_columns(catalog, self._statements, self._dimensions)
         await self._refuse_restrictions(catalog)
         self._ask(catalog, actor, locked_out, required, consent=consent)
         self.runner.phase("extension, roles, rights")
         await prerequisites.ensure_prerequisites(self.runner, actor)
         await self._act_as(actor)
         _require_version(await self._catalog(), actor)
-        await self._tables_and_functions()
+        await self._tables()
         # Before the triggers: without these indexes, each write to a document would scan the chunks.
         self.runner.phase("indexes that the triggers need")
         await self._indexes(early=True)
-        await self._triggers()
+        await self._functions_and_triggers()
         await self._policies()
         await self._derived_data()
         self.runner.phase("indexes")
@@ -273,41 +281,60 @@ class _Migration:
 
     # Phases
 
-    async def _tables_and_functions(self) -> None:
+    async def _tables(self) -> None:
         self.runner.phase("tables and columns")
         missing = await self._missing("table", "column", "storage")
         # All columns of a table together: each ALTER TABLE locks its partitions one after another.
-        for (_, table), group in groupby(missing, lambda statement: (statement.file, statement.table)):
+        for _, group in groupby(missing, lambda statement: (statement.file, statement.table)):
             of_table = list(group)
             await self.runner.transaction(
                 [statement.sql for statement in of_table], *(_done(statement) for statement in of_table)
             )
-            if table == "document_chunks" and any(statement.kind == "storage" for statement in of_table):
+            if any(statement.kind == "storage" and statement.definition == "PLAIN" for statement in of_table):
                 await self._note_old_rows()
-        # In one transaction with the REVOKE, so that no other role can ever call them.
-        self.runner.phase("functions")
-        functions = await self._missing("function", "revoke")
-        if functions:
-            revokes = [statement for statement in self._statements if statement.kind == "revoke"]
-            created = [statement for statement in functions if statement.kind == "function"]
-            # With the policy that reads the principals: if the functions set another setting than it reads, searches
-            # find nothing.
-            policies = (await self._catalog()).policies
-            self._replaced = {
-                statement
-                for statement in await self._missing("policy")
-                if (statement.table, statement.name) in policies and "current_setting" in statement.definition
-            }
-            await self.runner.transaction(
-                [
-                    *(statement.sql for statement in [*created, *revokes]),
-                    *(sql for statement in self._replaced for sql in _replace_policy(statement)),
-                ],
-                *(_done(statement) for statement in [*created, *self._replaced]),
-            )
 
-    async def _triggers(self) -> None:
-        """Replace all at once, so that no write fires a mix of old and new triggers."""
+    async def _functions_and_triggers(self) -> None:
+        """Replace all at once, with the version.
+
+        So no write fires a mix of old and new triggers, and no worker finds functions of another version than the
+        recorded one, which it would refuse.
+        """
+        self.runner.phase("functions and triggers")
+        functions, created = await self._function_statements()
+        triggers, changes = await self._trigger_statements()
+        if functions or triggers:
+            lock = [_LOCKED_FOR_TRIGGERS] if triggers else []
+            await self.runner.transaction([*lock, *functions, *triggers], *created, *changes)
+
+    async def _function_statements(self) -> tuple[list[str], list[str]]:
+        """The statements that replace functions, and what to report."""
+        if not (functions := await self._missing("function", "revoke")):
+            return [], []
+        # In one transaction with the REVOKE, so that no other role can ever call them. If the tables are protected,
+        # with the GRANT too: an older release's workers inspect every function of these names.
+        rights = [
+            statement
+            for statement in self._statements
+            if statement.kind == "revoke" or (statement.kind == "grant" and " ON FUNCTION" in statement.sql)
+        ]
+        if await self._missing("enable", "force"):
+            rights = [statement for statement in rights if statement.kind == "revoke"]
+        created = [statement for statement in functions if statement.kind == "function"]
+        # With the policy that reads the principals: if the functions set another setting than it reads, searches find
+        # nothing.
+        policies = (await self._catalog()).policies
+        self._replaced = {
+            statement
+            for statement in await self._missing("policy")
+            if (statement.table, statement.name) in policies and "current_setting" in statement.definition
+        }
+        return [
+            *(statement.sql for statement in [*created, *rights]),
+            *(sql for statement in self._replaced for sql in _replace_policy(statement)),
+        ], [_done(statement) for statement in [*created, *self._replaced]]
+
+    async def _trigger_statements(self) -> tuple[list[str], list[str]]:
+        """The statements that replace triggers, run the steps and record the version, and what to report."""
         catalog = await self._catalog()
         missing = await self._missing("trigger")
         pending = catalog.version < SCHEMA_VERSION
@@ -319,9 +346,7 @@ class _Migration:
                 changed += steps(version)
             else:
                 changed += [old.sql for old in replaced_functions(version) if catalog.differs(old)]
-        if not missing and not pending and not changed:
-            return
-        statements = [_LOCKED_FOR_TRIGGERS, *changed]
+        statements = list(changed)
         for statement in missing:
             found = catalog.triggers.get((statement.table, statement.name))
             if found is not None and found.constraint:
@@ -335,13 +360,11 @@ class _Migration:
                 f"INSERT INTO public.{VERSION_TABLE} (version, oldest_worker)"  # noqa: S608  # constant names
                 f" VALUES ({SCHEMA_VERSION}, {oldest}) ON CONFLICT DO NOTHING"
             )
-        self.runner.phase("triggers")
-        await self.runner.transaction(
-            statements,
+        return statements, [
             *(_done(statement) for statement in missing),
             *([f"recorded schema version {SCHEMA_VERSION}"] if pending else []),
             *(["replaced objects that an older release created again"] if changed and not pending else []),
-        )
+        ]
 
     async def _indexes(self, *, early: bool) -> None:
         catalog = await self._catalog()
@@ -408,12 +431,14 @@ class _Migration:
                 found.name in names for found in catalog.functions
             ):
                 continue
-            statements = [
-                *steps(version, prune=True),
-                f"UPDATE public.{VERSION_TABLE} SET oldest_worker = {version} WHERE version = {SCHEMA_VERSION}",  # noqa: S608  # constant names
-            ]
+            # Not lower: an older release's `migrate` may have created again what an earlier run removed.
+            record = (
+                f"UPDATE public.{VERSION_TABLE} SET oldest_worker = {version}"  # noqa: S608  # constant names
+                f" WHERE version = {SCHEMA_VERSION} AND oldest_worker < {version}"
+            )
             await self.runner.transaction(
-                statements, f"removed objects that only workers before schema version {version} needed"
+                [*steps(version, prune=True), record],
+                f"removed objects that only workers before schema version {version} needed",
             )
 
     async def _replace_partitioned_indexes(self) -> None:
@@ -529,7 +554,8 @@ def _replace_policy(statement: Statement) -> list[str]:
 
 
 def _done(statement: Statement) -> str:
-    return _DONE[statement.kind].format(table=statement.table, name=statement.name)
+    storage = statement.definition.lower() if statement.kind == "storage" else ""
+    return _DONE[statement.kind].format(table=statement.table, name=statement.name, storage=storage)
 
 
 def _is_partitioned(catalog: Catalog, statement: Statement) -> bool:

@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import chain
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -18,13 +17,13 @@ import asyncpg
 from pgvector.asyncpg import register_vector
 
 from streams.core.errors import StoreMisconfigured
-from streams.core.messages import Filters
 from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Search, StoredPassage, StoredSize
 from streams.store.catalog import vector_schema
 from streams.store.error_translation import translate
+from streams.store.filters import conditions
 from streams.store.replication import LAG_SECONDS, LagLimit, ReplicaConnection, lag_seconds
-from streams.store.vector_index import VectorIndex, read_vector_index
+from streams.store.vector_index import EF_SEARCH, VectorIndex, read_vector_index
 
 __all__ = ["MAX_TOKEN_COUNT", "PooledConnection", "PostgresStore"]
 
@@ -37,16 +36,21 @@ T = TypeVar("T")
 MAX_TOKEN_COUNT = 2_000_000
 
 
-# Every statement that a worker sends. Values are bound.
+# Every statement that a worker sends. Values are bound. Each parameter has a type, so that no other function of that
+# name is called. {vector} is the type of pgvector, with its schema.
 _SQL = {
     "search": """
-        SELECT * FROM public.anabranch_search($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+        SELECT * FROM public.anabranch_search(
+          $1::text, $2::{vector}, $3::uuid, $4::uuid, $5::text, $6::text, $7::text, $8::jsonb, $9::int, $10::bool,
+          $11::int, $12::int, $13::bool, $14::int, $15::int)
     """,
     "search_passages": """
-        SELECT * FROM public.anabranch_search_passages($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+        SELECT * FROM public.anabranch_search_passages(
+          $1::text, $2::{vector}, $3::uuid, $4::uuid, $5::text, $6::text, $7::text, $8::jsonb, $9::int,
+          $10::int, $11::int, $12::bool, $13::int, $14::int)
     """,
-    "passages": "SELECT * FROM public.anabranch_passages($1, $2, $3)",
-    "sizes": "SELECT * FROM public.anabranch_sizes($1, $2, $3)",
+    "passages": "SELECT * FROM public.anabranch_passages($1::text, $2::uuid[], $3::int)",
+    "sizes": "SELECT * FROM public.anabranch_sizes($1::text, $2::uuid[], $3::int)",
     # A ping of the tables that searches read: it blocks if one of them is locked. LIMIT 0 reads no rows.
     "probe": f"""
         SELECT {LAG_SECONDS} AS lag_seconds
@@ -107,8 +111,9 @@ class PostgresStore:
         self._statement_cache_size = statement_cache_size
         self._application_name = application_name
         self._lag_limit = LagLimit(max_replication_lag_seconds)
-        # Read again on each new connection.
-        self._index = VectorIndex(by_halfvec=True, ef_search=0, narrowed_ef_search=0)
+        # Both are read again on each new connection; `_vector` is pgvector's type.
+        self._index = VectorIndex(by_halfvec=True)
+        self._vector = ""
         self._accepts_limits = True
         self._closing: set[asyncio.Task[None]] = set()
         self._pool: asyncpg.Pool | None = None
@@ -161,6 +166,7 @@ class PostgresStore:
         """
         async with connection.transaction():
             await register_vector(connection, schema=await vector_schema(connection, for_sql=False))
+            self._vector = f"{await vector_schema(connection)}.vector"
             await connection.prepare(
                 "SELECT $1::uuid[], $2::text[], $3::float8[], $4::bool[], $5::int4[], $6::int8[]"
             )
@@ -243,29 +249,38 @@ class PostgresStore:
         return await self._search(search, self._small_scope_rows, self._exact_scan_rows)
 
     async def search_exactly(self, search: Search, *, max_rows: int, timeout_seconds: float) -> ArmResult:
-        """Search one arm by reading its whole scope. If that has more than `max_rows` rows, the result is not exact.
+        """Search one arm by reading its whole scope.
+
+        If the scope has more than `max_rows` rows, the result is truncated and has no candidates.
 
         Raises:
             TransientError: see `streams.store.error_translation`.
         """
-        return await self._search(search, max_rows, max_rows, timeout_seconds=timeout_seconds)
+        return await self._search(search, max_rows, max_rows, by_index=False, timeout_seconds=timeout_seconds)
 
-    async def _search(self, search: Search, *bounds: int, timeout_seconds: float | None = None) -> ArmResult:
+    async def _search(
+        self,
+        search: Search,
+        *bounds: int | None,
+        by_index: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> ArmResult:
+        if not by_index:
+            bounds += (None, EF_SEARCH)  # exactly or not at all
         scope = (
             search.vector,
             search.session_id,
             search.topic_id,
-            *_conditions(search.filters),
+            *conditions(search.filters),
             search.limit,
         )
-        narrowed = search.session_id is not None or search.filters is not None
         if search.with_passages:
             rows = await self._call(
                 "search_passages",
                 search.principals,
                 *scope,
                 *bounds,
-                narrowed=narrowed,
+                by_index=by_index,
                 timeout_seconds=timeout_seconds,
             )
             found = [row for row in rows if row["id"] is not None]
@@ -282,7 +297,7 @@ class PostgresStore:
             *scope,
             search.expand_parents,
             *bounds,
-            narrowed=narrowed,
+            by_index=by_index,
             timeout_seconds=timeout_seconds,
         )
         ids, distances = row["ids"] or (), row["distances"] or ()
@@ -321,7 +336,7 @@ class PostgresStore:
         name: str,
         principals: Sequence[str],
         *values: object,
-        narrowed: bool | None = None,
+        by_index: bool = False,
         timeout_seconds: float | None = None,
     ) -> list[asyncpg.Record]:
         """Call a function for these principals, in a transaction of its own.
@@ -330,7 +345,7 @@ class PostgresStore:
             name: the statement's.
             principals: the requesting principals.
             values: the arguments.
-            narrowed: for a search, whether its scope is less than everything that the principals may read.
+            by_index: whether the function also takes how to search the vector index.
             timeout_seconds: used instead of the timeout of all searches.
         """
         with _translated():
@@ -339,14 +354,11 @@ class PostgresStore:
                 asyncio.timeout(timeout_seconds or self._timeout) as limit,
                 self._connection(running=running) as connection,
             ):
-                if narrowed is not None:
-                    index = self._index  # known now: the first connection reads it
-                    values += (
-                        index.by_halfvec,
-                        index.narrowed_ef_search if narrowed else index.ef_search,
-                    )
+                if by_index:  # known now: the first connection reads it
+                    values += (self._index.by_halfvec, EF_SEARCH)
                 arguments = (json.dumps(list(principals)), *values, _milliseconds_left(limit))
-                running.append(asyncio.create_task(connection.fetch(_SQL[name], *arguments)))
+                statement = _SQL[name].format(vector=self._vector)
+                running.append(asyncio.create_task(connection.fetch(statement, *arguments)))
                 return await asyncio.shield(running[0])
 
     @asynccontextmanager
@@ -429,13 +441,6 @@ class _translated:  # noqa: N801  # reads as a verb in `with`
             raise fault from None  # the original exception quotes the connection string
         if fault is not None:
             raise fault from error
-
-
-def _conditions(filters: Filters | None) -> tuple[str | None, str | None, str | None, list[str] | None]:
-    if filters is None:
-        return (None, None, None, None)
-    metadata = list(chain.from_iterable((filters.metadata or {}).items())) or None
-    return (filters.section, filters.document_type, filters.source_url_prefix, metadata)
 
 
 def _passage(row: asyncpg.Record) -> StoredPassage:

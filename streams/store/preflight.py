@@ -8,18 +8,19 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from streams.store.catalog import UNREADABLE, Connection, Trigger, quoted
-from streams.store.findings import MIGRATE, Finding, Level
+from streams.store.findings import MIGRATE, Finding, Level, rename_column, set_dimensions
 from streams.store.owner_checks import other_triggers
 from streams.store.policy_checks import isolation, policies
 from streams.store.prerequisites import OLDEST_PGVECTOR, OLDEST_SERVER, SOUND_PGVECTOR, parse_version
 from streams.store.reference import (
-    COLUMN_TYPES,
+    DEFAULT_DIMENSIONS,
     INTERNAL_TABLES,
     SCHEMA_VERSION,
     SEARCHES,
     STEPS,
     TABLES,
     Statement,
+    column_types,
     is_compatible_type,
     replaced_functions,
 )
@@ -35,17 +36,20 @@ _NEED_A_HARMLESS_ROLE: Final = frozenset({"privileges", "policies", "isolation",
 _Check: TypeAlias = Callable[[StoreView], Awaitable[list[Finding]]]
 
 
-async def inspect(connection: Connection, *, principals_setting: str) -> list[Finding]:
+async def inspect(
+    connection: Connection, *, principals_setting: str, dimensions: int = DEFAULT_DIMENSIONS
+) -> list[Finding]:
     """Check the store as the worker would use it.
 
     Args:
         connection: logged in as the worker; its state is restored afterwards.
         principals_setting: the setting in which the worker passes the requesting principals.
+        dimensions: of the worker's embeddings.
 
     Returns:
         At least one finding per check, including ``ok``.
     """
-    view = await load_view(connection, principals_setting)
+    view = await load_view(connection, principals_setting, dimensions)
     findings: list[Finding] = []
     for name, check, ok_detail in _checks(view):
         if name in _NEED_A_HARMLESS_ROLE and any(
@@ -72,7 +76,7 @@ def _checks(view: StoreView) -> list[tuple[str, _Check, str]]:
         ("schema", _schema, f"the schema version is {SCHEMA_VERSION}, the same as this release's"),
         ("functions", _functions, "all functions match this release and belong to the tables' owner"),
         ("triggers", _triggers, "derived access follows the grants"),
-        ("storage", _storage, "embeddings are stored in their rows"),
+        ("storage", _storage, f"embeddings are stored {_STORED[_storage_statement(view).definition]}"),
         ("indexes", _indexes, "all indexes exist"),
     ]
 
@@ -144,15 +148,25 @@ async def _tables(view: StoreView) -> list[Finding]:
 
 async def _columns(view: StoreView) -> list[Finding]:
     findings = []
+    types = column_types(view.dimensions)
+    stored = view.catalog.dimensions
+    added = {(statement.table, statement.name) for statement in view.of_kind("column")}
     for table in view.oids:
-        expected = dict.fromkeys(view.readable.get(table, ()), "") | COLUMN_TYPES.get(table, {})
+        expected = {**dict.fromkeys(view.readable.get(table, ()), ""), **types.get(table, {})}
         for column, type_ in expected.items():
             found, _ = view.catalog.columns.get((table, column), (None, ""))
             if found is None:
-                findings.append(Finding("columns", "unready", f"column {table}.{column} is missing", MIGRATE))
+                remedy = MIGRATE if (table, column) in added else rename_column(table, column)
+                findings.append(Finding("columns", "unready", f"column {table}.{column} is missing", remedy))
             elif type_ and not is_compatible_type(found, type_):
                 detail = f"column {table}.{column} is {found}, not {type_}"
                 remedy = f"ALTER TABLE public.{table} ALTER COLUMN {column} TYPE {type_} USING …;"
+                if column == "embedding" and stored is not None:
+                    detail += (
+                        f": the store's embeddings have {stored} dimensions, but ANABRANCH_EMBEDDING_DIMENSIONS is"
+                        f" {view.dimensions}"
+                    )
+                    remedy = set_dimensions(stored)
                 findings.append(Finding("columns", "unready", detail, remedy))
     return findings
 
@@ -296,10 +310,24 @@ def _later(trigger: Trigger) -> Finding:
 
 
 async def _storage(view: StoreView) -> list[Finding]:
-    if view.catalog.columns.get(("document_chunks", "embedding"), ("", "p"))[1] == "p":
+    statement = _storage_statement(view)
+    if ("document_chunks", "embedding") not in view.catalog.columns or view.catalog.has(statement):
         return []
+    if statement.definition == "EXTERNAL":
+        detail = (
+            f"embeddings of {view.catalog.dimensions} dimensions may not fit into their rows: writes fail"
+        )
+        return [Finding("storage", "warning", detail, MIGRATE)]
     detail = "embeddings are stored out of line (TOAST): searches take 1.7 to 3.5 times as long"
     return [Finding("storage", "warning", detail, f"{MIGRATE}, then VACUUM FULL public.document_chunks;")]
+
+
+_STORED: Final = {"PLAIN": "in their rows", "EXTERNAL": "out of line, because rows have no room for them"}
+
+
+def _storage_statement(view: StoreView) -> Statement:
+    (statement,) = view.of_kind("storage")
+    return statement
 
 
 async def _indexes(view: StoreView) -> list[Finding]:

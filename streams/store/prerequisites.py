@@ -9,12 +9,13 @@ from typing import Final
 import asyncpg
 
 from streams.store.catalog import Catalog, Connection, quoted
+from streams.store.findings import rename_column, set_dimensions
 from streams.store.reference import (
     BASE_TABLES,
-    COLUMN_TYPES,
     INTERNAL_TABLES,
     TABLES,
     Statement,
+    column_types,
     is_compatible_type,
     readable_columns,
 )
@@ -269,8 +270,13 @@ async def creators(connection: Connection, owner: str) -> list[str]:
 # Existing tables
 
 
-def check_columns(catalog: Catalog, plan: Iterable[Statement]) -> None:
+def check_columns(catalog: Catalog, plan: Iterable[Statement], dimensions: int) -> None:
     """Check that existing tables have the columns that triggers and searches need, or that they can be added.
+
+    Args:
+        catalog: the current state of the store.
+        plan: the reference schema's statements.
+        dimensions: of the embeddings.
 
     Raises:
         MigrationError: a column has the wrong type, or is missing and cannot be added.
@@ -279,20 +285,25 @@ def check_columns(catalog: Catalog, plan: Iterable[Statement]) -> None:
     readable = readable_columns(plan)
     added = {(statement.table, statement.name) for statement in plan if statement.kind == "column"}
     mismatches = []
-    for table, columns in COLUMN_TYPES.items():
+    remedies = []
+    for table, columns in column_types(dimensions).items():
         if table not in catalog.relations:
             continue
         # Columns that are only granted must exist, with any type.
-        for column, expected in (dict.fromkeys(readable.get(table, ()), "") | columns).items():
+        for column, expected in {**dict.fromkeys(readable.get(table, ()), ""), **columns}.items():
             found = catalog.columns.get((table, column), (None, ""))[0]
             if found is None and (table, column) not in added:
                 mismatches.append(
                     f"{table}.{column} is missing" + (f" (type {expected})" if expected else "")
                 )
+                remedies.append(rename_column(table, column))
             elif found is not None and expected and not is_compatible_type(found, expected):
                 mismatches.append(f"{table}.{column} is {found}, not {expected}")
     if mismatches:
-        raise MigrationError("the existing tables are incompatible: " + "; ".join(mismatches))
+        stored = catalog.dimensions
+        if stored is not None and stored != dimensions:
+            remedies.append(set_dimensions(stored))
+        raise MigrationError("the existing tables are incompatible: " + "; ".join([*mismatches, *remedies]))
 
 
 def parse_version(text: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ the statements whose object is missing or different, ``check`` reports those, an
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -14,7 +14,7 @@ from streams import resources
 
 __all__ = [
     "BASE_TABLES",
-    "COLUMN_TYPES",
+    "DEFAULT_DIMENSIONS",
     "INTERNAL_TABLES",
     "SCHEMA_VERSION",
     "SEARCHES",
@@ -25,6 +25,7 @@ __all__ = [
     "Kind",
     "Statement",
     "check_setting_name",
+    "column_types",
     "executable_functions",
     "function_definition",
     "function_names",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 #: The version of the files. Version 1 is the first release, which did not record its version.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: The file with the functions that workers call; the others are called by triggers and operators.
 SEARCHES: Final = "005_search.sql"
 #: The versions to which a store can be upgraded.
@@ -55,8 +56,12 @@ TABLES: Final = (*BASE_TABLES, "access_sets", "chunk_topics", "chunk_metadata")
 #: The tables that only the owner's functions and operators use.
 INTERNAL_TABLES: Final = ("access_locks", VERSION_TABLE)
 
-#: The columns that the triggers, searches and results need in existing tables.
-COLUMN_TYPES: Final = {
+#: The dimensions of the embeddings in the files.
+DEFAULT_DIMENSIONS: Final = 768
+# A row with an embedding in it has to fit into a page of 8 KiB. Above, the embedding is stored out of line.
+_MAX_PLAIN_DIMENSIONS: Final = 1900
+
+_COLUMN_TYPES: Final = {
     "documents": {
         "id": "uuid",
         "session_id": "uuid",
@@ -81,13 +86,18 @@ COLUMN_TYPES: Final = {
         "section": "text",
         "coordinates": "jsonb",
         "metadata": "jsonb",
-        "embedding": "vector(768)",
         "access_set_id": "bigint",
     },
     "document_grants": {"document_id": "uuid", "principal": "text"},
     "access_sets": {"id": "bigint", "principals": "text[]", "digest": "bytea"},
     "chunk_topics": {"topic_id": "uuid", "chunk_id": "uuid", "session_id": "uuid", "access_set_id": "bigint"},
-    "chunk_metadata": {"entry": "uuid", "chunk_id": "uuid", "access_set_id": "bigint"},
+    "chunk_metadata": {
+        "entry": "uuid",
+        "chunk_id": "uuid",
+        "access_set_id": "bigint",
+        "number": "double precision",
+        "instant": "timestamp with time zone",
+    },
 }
 
 Kind = Literal[
@@ -110,6 +120,8 @@ Kind = Literal[
 _SETTING_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)+")
 _SETTING_PLACEHOLDER: Final = ":'principals_setting'"
 _SCHEMA_PLACEHOLDER: Final = ":vector_schema"
+# Not a placeholder, so that psql can apply the files to a store with the default, also between dollar signs.
+_VECTOR_TYPE: Final = re.compile(rf"\b(vector|halfvec)\({DEFAULT_DIMENSIONS}\)")
 
 
 class InvalidReference(Exception):
@@ -151,13 +163,22 @@ def check_setting_name(name: str) -> str:
     return name
 
 
-@lru_cache(maxsize=4)
-def reference(principals_setting: str, vector_schema: str = "public") -> tuple[Statement, ...]:
+def column_types(dimensions: int) -> Mapping[str, Mapping[str, str]]:
+    """The columns that the triggers, searches and results need in existing tables: their types, by table and name."""
+    chunks = _COLUMN_TYPES["document_chunks"] | {"embedding": f"vector({dimensions})"}
+    return _COLUMN_TYPES | {"document_chunks": chunks}
+
+
+@lru_cache(maxsize=8)
+def reference(
+    principals_setting: str, vector_schema: str = "public", dimensions: int = DEFAULT_DIMENSIONS
+) -> tuple[Statement, ...]:
     """The reference schema's statements, in order.
 
     Args:
         principals_setting: the setting in which workers pass the requesting principals.
         vector_schema: pgvector's schema, quoted if necessary.
+        dimensions: of the embeddings.
 
     Raises:
         InvalidReference: the setting's name is invalid.
@@ -167,8 +188,19 @@ def reference(principals_setting: str, vector_schema: str = "public") -> tuple[S
         _parsed(file, sql)
         for file, text in _files()
         for sql in _split(
-            text.replace(_SETTING_PLACEHOLDER, f"'{name}'").replace(_SCHEMA_PLACEHOLDER, vector_schema)
+            _with_dimensions(text, dimensions)
+            .replace(_SETTING_PLACEHOLDER, f"'{name}'")
+            .replace(_SCHEMA_PLACEHOLDER, vector_schema)
         )
+    )
+
+
+def _with_dimensions(text: str, dimensions: int) -> str:
+    text = _VECTOR_TYPE.sub(rf"\1({dimensions})", text)
+    return (
+        text.replace("SET STORAGE PLAIN", "SET STORAGE EXTERNAL")
+        if dimensions > _MAX_PLAIN_DIMENSIONS
+        else text
     )
 
 
@@ -305,7 +337,10 @@ _PATTERNS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ),
     (
         "storage",
-        re.compile(r"ALTER TABLE public\.(?P<table>\w+) ALTER COLUMN (?P<name>\w+) SET STORAGE PLAIN$"),
+        re.compile(
+            r"ALTER TABLE public\.(?P<table>\w+) ALTER COLUMN (?P<name>\w+)"
+            r" SET STORAGE (?P<definition>PLAIN|EXTERNAL)$"
+        ),
     ),
     (
         "index",
@@ -317,7 +352,7 @@ _PATTERNS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     (
         "function",
         re.compile(
-            r"CREATE OR REPLACE FUNCTION public\.(?P<name>\w+)(?P<definition>\(.*?)AS \$\$(?P<body>.*)\$\$$",
+            r"CREATE OR REPLACE FUNCTION public\.(?P<name>\w+)(?P<definition>\(.*?)(?:AS \$\$(?P<body>.*)\$\$)?$",
             re.DOTALL,
         ),
     ),
@@ -351,7 +386,7 @@ def _parsed(file: str, sql: str) -> Statement:
             definition = parts.get("definition") or ""
             match kind:
                 case "function":
-                    definition = function_definition(definition, parts["body"])
+                    definition = function_definition(definition, parts["body"] or "")
                 case "trigger":
                     definition = normalized_trigger(definition)
                 case "index":

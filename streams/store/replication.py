@@ -9,8 +9,9 @@ from streams.core.errors import StoreUnavailable
 
 __all__ = ["LAG_SECONDS", "LagLimit", "ReplicaConnection", "lag_seconds"]
 
-#: How old the data may be, as an expression in SQL: 0 on a primary; infinite if a replica has no proof. On a replica
-#: it is never 0, even if its clock is behind the primary's: a limit of 0 allows no replica. A replica has two kinds:
+#: How old the data may be, in seconds, as an expression in SQL: 0 on a primary; on a replica the age of its newest
+#: proof, infinite without one. On a replica it is never 0, even if its clock is behind the primary's: a limit of 0
+#: allows no replica. There are two kinds of proof:
 #: - The last commit that it has replayed, from any database of the server. On an idle primary, it is old.
 #: - The last message from the primary, if everything up to the primary's position in that message is replayed. Only
 #:   members of pg_read_all_stats see it. On an idle connection, there is one every wal_receiver_timeout / 2. Its

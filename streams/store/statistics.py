@@ -16,7 +16,7 @@ import asyncpg
 
 from streams.store.catalog import Catalog, Connection, quoted, read_catalog
 from streams.store.postgres import MAX_TOKEN_COUNT
-from streams.store.reference import TABLES, Statement, index_definitions, reference
+from streams.store.reference import DEFAULT_DIMENSIONS, TABLES, Statement, index_definitions, reference
 from streams.store.verification import Difference, NotVerified, hidden_tables, verify
 
 __all__ = [
@@ -364,9 +364,10 @@ async def _collect(connection: Connection) -> Statistics:
         tables=tuple(Table(rows=rows[name], **sizes[name]) for name in TABLES),
         indexes=tuple(
             _index(catalog, statement, sizes)
+            # The indexes do not depend on the setting's name.
             for statement in reference(
-                "anabranch.principals"
-            )  # the indexes do not depend on the setting's name
+                "anabranch.principals", dimensions=catalog.dimensions or DEFAULT_DIMENSIONS
+            )
             if statement.kind == "index"
         ),
         fields=(

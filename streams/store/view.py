@@ -24,13 +24,15 @@ class StoreView:
     Args:
         connection: logged in as the worker.
         setting: the setting in which the worker passes the requesting principals.
+        dimensions: of the worker's embeddings.
         role: the connection's current role.
         catalog: the actual state.
-        reference: the desired state.
+        reference: the desired state, for the store's own dimensions.
     """
 
     connection: Connection
     setting: str
+    dimensions: int
     role: str
     catalog: Catalog
     reference: Sequence[Statement]
@@ -60,12 +62,16 @@ class StoreView:
         return [statement for statement in self.reference if statement.kind == kind]
 
 
-async def load_view(connection: Connection, principals_setting: str) -> StoreView:
+async def load_view(connection: Connection, principals_setting: str, dimensions: int) -> StoreView:
     """Read the catalogs."""
+    catalog = await read_catalog(connection)
+    # With the worker's, each object that depends on the dimensions would be reported as altered.
+    stored = catalog.dimensions or dimensions
     return StoreView(
         connection,
         principals_setting,
+        dimensions,
         await connection.fetchval("SELECT current_user::text"),
-        await read_catalog(connection),
-        reference(principals_setting, await vector_schema(connection)),
+        catalog,
+        reference(principals_setting, await vector_schema(connection), stored),
     )

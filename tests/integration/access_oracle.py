@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,7 +13,7 @@ import asyncpg
 
 from tests.conftest import SETTING
 from tests.integration.connections import connected
-from tests.integration.oracle import merged_metadata
+from tests.integration.oracle import metadata_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -39,6 +38,7 @@ METADATA = (
     '{"year": null, "author": ["a", 1]}',
     '{"author": {"name": "a"}, "": ""}',
     '{"author": true, "year": 2021}',
+    '{"year": "2021-05-01", "author": ["a", "b", "a"]}',
     "[1]",
     '"year"',
     "null",
@@ -113,10 +113,9 @@ async def until_blocked(observer: Connection, pid: int) -> None:
     raise AssertionError("the second transaction did not wait for the first")
 
 
-def overlaid(document: asyncpg.Record | None, chunk: asyncpg.Record) -> dict[str, str]:
-    """The metadata that results carry."""
-    columns = [row["metadata"] if row else None for row in (document, chunk)]
-    return merged_metadata(*(json.loads(column or "null") for column in columns))[0]
+def metadata_of(document: asyncpg.Record | None, chunk: asyncpg.Record) -> list[Any]:
+    """The document's metadata, and the chunk's."""
+    return [json.loads((row["metadata"] if row else None) or "null") for row in (document, chunk)]
 
 
 async def assert_derived_is_true(owner: Connection, worker: Connection) -> None:
@@ -146,9 +145,9 @@ async def assert_derived_is_true(owner: Connection, worker: Connection) -> None:
         if topic is not None
     }
     assert {tuple(row) for row in await owner.fetch("SELECT * FROM chunk_metadata")} == {
-        (UUID(bytes=sha256(f"{key}\0{text}".encode()).digest()[:16]), row["id"], row["access_set_id"])
+        (entry, row["id"], row["access_set_id"], number, instant)
         for row in chunks
-        for key, text in overlaid(documents.get(row["document_id"]), row).items()
+        for entry, number, instant in metadata_rows(*metadata_of(documents.get(row["document_id"]), row))
     }
     assert set(sets) == {row["access_set_id"] for row in documents.values()} - {None}, "a set is left over"
     assert tuple(await owner.fetchrow("SELECT * FROM anabranch_rebuild_derived()") or ()) == (0,) * 5
@@ -162,7 +161,9 @@ async def assert_derived_is_true(owner: Connection, worker: Connection) -> None:
             id_ for id_, row in theirs.items() if any(row["related_topic_ids"] or ())
         }
         assert await seen_by(worker, caller, "chunk_metadata") == {
-            id_ for id_, row in theirs.items() if overlaid(documents[row["document_id"]], row)
+            id_
+            for id_, row in theirs.items()
+            if metadata_rows(*metadata_of(documents[row["document_id"]], row))
         }
 
 

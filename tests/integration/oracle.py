@@ -6,8 +6,12 @@ over the whole corpus. Distances are handed in, since the last bit of a float32 
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from operator import ge, gt, le, lt
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -15,7 +19,15 @@ import numpy as np
 
 from tests.integration.corpora import Chunk, Corpus, Document
 
-__all__ = ["PROFILES", "ProfileRow", "expected_result", "merged_metadata", "numpy_distances", "parent_state"]
+__all__ = [
+    "PROFILES",
+    "ProfileRow",
+    "expected_result",
+    "merged_metadata",
+    "metadata_rows",
+    "numpy_distances",
+    "parent_state",
+]
 
 
 @dataclass(frozen=True)
@@ -232,12 +244,87 @@ def _coordinates(value: Any) -> tuple[dict[str, float] | None, bool]:
     return {key: float(number) for key, number in value.items()}, False
 
 
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_DATE = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?([Zz]|[-+][0-9]{2}:?[0-9]{2})?)?"
+)
+_ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
+    "gte": ge, "gt": gt, "lte": le, "lt": lt,
+    "at_or_after": ge, "after": gt, "at_or_before": le, "before": lt,
+}  # fmt: skip
+
+
+def metadata_number(text: str) -> float | None:
+    """A metadata value as a number, or None: written as in JSON, and within the range of float64."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    vanished = number == 0 and re.search("[1-9]", re.split("[eE]", text)[0])
+    return None if vanished or not math.isfinite(number) else number
+
+
+def metadata_instant(text: str) -> datetime | None:
+    """A metadata value as an instant, or None: ISO 8601, in UTC if it has no time zone."""
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        instant = datetime.fromisoformat(text.upper())
+    except ValueError:
+        return None
+    return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
+
+
+def _is_within(text: str | None, bounds: Mapping[str, Any]) -> bool:
+    if text is None:
+        return False
+    for name, bound in bounds.items():
+        if bound is None:
+            continue
+        value: Any = metadata_instant(text) if isinstance(bound, str) else metadata_number(text)
+        limit: Any = datetime.fromisoformat(bound) if isinstance(bound, str) else float(bound)
+        if value is None or not _ORDER[name](value, limit):
+            return False
+    return True
+
+
+def metadata_rows(*layers: Any) -> set[tuple[UUID, float | None, datetime | None]]:
+    """The rows of chunk_metadata for a document's metadata overlaid by a chunk's: entry, number, instant."""
+    rows: set[tuple[UUID, float | None, datetime | None]] = set()
+    for key, value in _overlaid(*layers).items():
+        rows.add((_entry(f"{key}\0{_text(value)}"), None, None))
+        elements = value if isinstance(value, list) else []
+        rows |= {(_entry(f"{key}\0\0{_text(element)}"), None, None) for element in elements}
+        number, instant = metadata_number(_text(value)), metadata_instant(_text(value))
+        if number is not None or instant is not None:
+            rows.add((_entry(f"{key}\0\0\0"), number, instant))
+    return rows
+
+
+def _entry(text: str) -> UUID:
+    return UUID(bytes=sha256(text.encode()).digest()[:16])
+
+
+def _overlaid(*layers: Any) -> dict[str, Any]:
+    return {key: value for layer in layers if isinstance(layer, dict) for key, value in layer.items()}
+
+
 def _matches(chunk: Chunk, document: Document, filters: Mapping[str, Any]) -> bool:
     section, kind, prefix = (filters.get(name) for name in ("section", "document_type", "source_url_prefix"))
+    raw = _overlaid(document.metadata, chunk.metadata)
     merged, _ = merged_metadata(document.metadata, chunk.metadata)
+    equal, contains, one_of, ranges = (
+        filters.get(name) or {}
+        for name in ("metadata", "metadata_contains", "metadata_any", "metadata_range")
+    )
     return (
         (section is None or chunk.section == section)
         and (kind is None or document.document_type == kind)
         and (prefix is None or (document.source_url is not None and document.source_url.startswith(prefix)))
-        and all(merged.get(key) == value for key, value in (filters.get("metadata") or {}).items())
+        and all(merged.get(key) == value for key, value in equal.items())
+        and all(
+            isinstance(raw.get(key), list) and {*elements} <= {_text(element) for element in raw[key]}
+            for key, elements in contains.items()
+        )
+        and all(merged.get(key) in values for key, values in one_of.items())
+        and all(_is_within(merged.get(key), bounds) for key, bounds in ranges.items())
     )

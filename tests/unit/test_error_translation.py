@@ -166,7 +166,8 @@ def test_what_is_not_the_drivers_nobody_foresaw(error: BaseException) -> None:
     ("kind", "remedy"),
     [
         (asyncpg.UndefinedTableError, "anabranch migrate"),
-        (asyncpg.UndefinedColumnError, "anabranch migrate"),
+        (asyncpg.UndefinedColumnError, "anabranch check"),
+        (asyncpg.InvalidCatalogNameError, "check the name at the end of DATABASE_CONNECTION_STRING"),
         (asyncpg.InsufficientPrivilegeError, "anabranch_reader"),
         (asyncpg.UndefinedFunctionError, "pgvector"),
         (asyncpg.DatatypeMismatchError, "anabranch check"),

@@ -4,6 +4,7 @@ Distances are asked of the server itself, over all rows and without a policy, so
 that they are right is tested against float64. Everything else is computed by the oracle.
 """
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from streams.retrieval import Search, retrieve, unit_vector
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
-from tests.conftest import Database
+from tests.conftest import Database, PostgresServer
 from tests.integration.connections import opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import query
@@ -72,6 +73,13 @@ METADATA: list[Any] = [
     {"text": 'quote " and \\ and é', "": "empty key"},
     {"tags": "[]", "draft": "true", "year": "null"},
     {"year": 2020, "draft": True, "tags": "[]", "text": "long"},
+    {"tags": ["a", "b", "a", None, ["a"], {"a": 1}, "1"], "day": "2024-05-01", "size": 12},
+    {"tags": {"a": "b"}, "day": "2024-05-01T12:00:00+02:00", "size": "12"},
+    {"tags": "a", "day": "2024-05-01 10:00:00.000001", "size": -0.5},
+    {"tags": [], "day": "2024-02-30", "size": int("9" * 400)},
+    {"tags": ["architecture"], "day": 20240501, "size": "1e400", "year": "2021"},
+    {"tags": ["b"], "day": "2023-12-31T23:59:59.999999Z", "size": "1e-320", "year": 1999},
+    {"day": "2024-05-01T", "size": "12 ", "year": "MMXX"},
     # malformed
     [],
     ["year", "2020"],
@@ -115,6 +123,42 @@ FILTERS: list[dict[str, Any]] = [
     {"metadata": {"year": "2020", "draft": "true", "tags": "other"}},
     {"metadata": {"year": "2020", "draft": "true", "tags": "[]", "text": "long"}},
     {"section": "2_", "document_type": "memo", "metadata": {"year": "2020"}},
+]
+CONTAINS: list[dict[str, list[str]]] = [
+    {},
+    {"tags": ["a"]},
+    {"tags": ["a", "b"]},
+    {"tags": ["1"]},
+    {"tags": ["null"]},
+    {"tags": ['["a"]', '{"a": 1}', "a"]},
+    {"tags": ["a", "a", "architecture"]},
+    {"year": ["2020"]},
+]
+ANY: list[dict[str, list[str]]] = [
+    {},
+    {"year": ["2020", "2021", "2020"]},
+    {"year": ["null", "absent"]},
+    {"tags": ["[]", "a", '["b"]']},
+    {"year": ["2020", "2020.5"], "draft": ["true", "false"]},
+    {"size": ["12", "-0.5", *map(str, range(60))]},
+]
+RANGES: list[dict[str, dict[str, Any]]] = [
+    {},
+    {"year": {"gte": 2020}},
+    {"year": {"gt": 2020, "lte": 2021}},
+    {"year": {"gte": 2020, "lt": 2020.5}},
+    {"year": {"gt": 2020, "lt": 2020}},
+    {"size": {"lt": 0}},
+    {"size": {"gt": 0, "lte": 1e-300}},
+    {"size": {"gt": 1.7976931348623157e308}},
+    {"size": {"gte": -1.7976931348623157e308}},
+    {"day": {"at_or_after": "2024-05-01T00:00:00Z"}},
+    {"day": {"after": "2024-05-01T00:00:00Z", "before": "2024-05-01T10:00:00.000001Z"}},
+    {"day": {"at_or_before": "2024-05-01T02:00:00+02:00"}},
+    {"day": {"before": "0001-01-01T00:00:00Z"}},
+    {"day": {"after": "9999-12-31T23:59:59.999999Z"}},
+    {"day": {"at_or_after": "2024-01-01T00:00:00Z", "gte": 0}},
+    {"year": {"gte": 1999, "lt": None}, "size": {"lte": 12}, "day": {"at_or_after": "2023-01-01T00:00:00Z"}},
 ]
 
 
@@ -221,8 +265,22 @@ class World:
             k=rng.choice([None, None, 1, 3, 9, 15, 30, -5]),
             similarity_threshold=rng.choice([None] * 6 + [0, 0.3, 1]),
             token_budget=rng.choice([None] * 5 + [1, 30, 300, 5000]),
-            filters=rng.choice(FILTERS) if rng.random() < 0.4 else None,
+            filters=self._filters() if rng.random() < 0.5 else None,
         )
+
+    def _filters(self) -> dict[str, Any]:
+        """Often one of those on metadata alone, sometimes several at once."""
+        rng = self.rng
+        chosen = dict(rng.choice(FILTERS))
+        others: dict[str, list[Any]] = {
+            "metadata_contains": CONTAINS,
+            "metadata_any": ANY,
+            "metadata_range": RANGES,
+        }
+        for name in rng.choices(list(others), k=rng.choice([0, 1, 1, 2, 3])):
+            chosen = {} if rng.random() < 0.6 else chosen
+            chosen[name] = rng.choice(others[name])
+        return chosen
 
 
 def opened(database: Database, **options: Any) -> AbstractAsyncContextManager[PostgresStore]:
@@ -309,6 +367,88 @@ async def test_texts_in_the_same_call_are_those_of_a_call_of_their_own(
                 partial=not both.complete,
             )
     assert min(seen.values()) > 10, seen
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+async def test_an_explanation_counts_what_the_oracle_finds(seed: int, database: Database) -> None:
+    world = World(seed)
+    await load(database.writer, world.corpus)
+    admin = await asyncpg.connect(database.admin)
+    await register_vector(admin)
+    seen: Counter[str] = Counter()
+    try:
+        async with opened(database) as store:
+            for _ in range(60):
+                event = world.event() | {"explain": True}
+                wanted = expected_result(
+                    world.corpus, event, await server_distances(admin, event), count_tokens
+                )
+                found = await explained(store, event)
+                arms = {arm["scope"]: arm for arm in found["explanation"]["arms"]}
+                scopes = ["global"] if event["topic_id"] is None else ["local", "global"]
+                assert [*arms] == scopes
+                for scope, arm in arms.items():
+                    outcomes = sum(
+                        count for name, count in arm.items() if name not in {"scope", "candidates"}
+                    )
+                    assert arm["candidates"] == outcomes
+                    assert arm["returned"] == sum(one["scope"] == scope for one in wanted["results"])
+                    assert wanted["similarity_threshold"] is not None or not arm["below_threshold"]
+                    assert wanted["token_budget"] is not None or not arm["over_budget"]
+                    if wanted["token_budget"] is None and wanted["k_returned"] < wanted["k_effective"]:
+                        assert arm["not_needed"] == 0  # the whole scope was looked through
+                    seen.update({name: count for name, count in arm.items() if name != "scope"})
+    finally:
+        await admin.close()
+    assert {name for name, count in seen.items() if not count} == {"missing"}, seen
+
+
+async def explained(store: PostgresStore, event: dict[str, Any]) -> dict[str, Any]:
+    """A result of contract 1.1.0, without its time."""
+    parsed = QueryEmbedding.parse(event)
+    params = resolve_params(parsed, ALL_PROFILES, "extraction")
+    retrieved = await retrieve(parsed, params, store, count_tokens, started=perf_counter(), contract="1.1.0")
+    result = result_to_json(retrieved.result)
+    del result["query_time_ms"]
+    return result
+
+
+async def test_an_explanation_does_not_depend_on_rows_that_the_caller_cannot_read(
+    postgres: PostgresServer, database: Database
+) -> None:
+    """With those rows, and in a store without them; both are searched exactly."""
+    world = World(55)
+    caller = ["user:1", "group:law"]
+    readable = {
+        id_ for id_, document in world.corpus.documents.items() if document.readers & {*caller, "public"}
+    }
+    hidden = [chunk for chunk in world.corpus.chunks.values() if chunk.document_id not in readable]
+    without = Corpus.of(
+        [world.corpus.documents[id_] for id_ in readable],
+        [chunk for chunk in world.corpus.chunks.values() if chunk.document_id in readable],
+    )
+    assert len(without.chunks) > 50 < len(hidden)
+    await load(database.writer, world.corpus)
+    other = await asyncio.to_thread(postgres.database)
+    seen: Counter[str] = Counter()
+    try:
+        await load(other.writer, without)
+        async with opened(database) as store, opened(other) as store_without:
+            for _ in range(300):
+                event = world.event() | {"explain": True, "principals": caller}
+                found = await explained(store, event)
+                assert found == await explained(store_without, event), event["filters"]
+                seen.update(
+                    {
+                        f"{arm['scope']} {name}": count
+                        for arm in found["explanation"]["arms"]
+                        for name, count in arm.items()
+                        if name != "scope"
+                    }
+                )
+    finally:
+        await asyncio.to_thread(postgres.drop, other)
+    assert min(count for name, count in seen.items() if not name.endswith("missing")) > 0, seen
 
 
 async def test_distances_are_those_of_float64(database: Database) -> None:

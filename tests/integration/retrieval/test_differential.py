@@ -118,6 +118,9 @@ COMMON_FILTERS: Sequence[dict[str, Any]] = (
     {"document_type": "memo"},
     {"source_url_prefix": "https://"},
     {"metadata": {"year": "2020"}},
+    {"metadata_contains": {"tags": ["common"]}},
+    {"metadata_any": {"year": ["2020", "2021", *HOSTILE[:10]]}},
+    {"metadata_range": {"year": {"gte": 2020}}},
 )
 
 # The oracle's table knows them by the name that they are made of.
@@ -262,7 +265,15 @@ class World:
                 source_url=rng.choice([None, self.name(), "https://example.org/" + self.name()]),
                 file_description=rng.choice([None, None, self.name()]),
                 document_type=rng.choice([None, self.name(), "memo"]),
-                metadata=rng.choice([None, {}, {self.name(): self.name()}, {"year": 2020}]),
+                metadata=rng.choice(
+                    [
+                        None,
+                        {},
+                        {self.name(): self.name()},
+                        {"year": 2020},
+                        {"year": 2021, "tags": ["common", self.name()]},
+                    ]
+                ),
             )
             for _ in range(150)
         ]
@@ -303,7 +314,14 @@ class World:
             token_count=rng.choice([None, 7, 60, 600]),
             section=rng.choice([None, self.name(), "1.2"]),
             coordinates=rng.choice([None, {self.name(): 1.5}]),
-            metadata=rng.choice([None, {self.name(): self.name()}, {"year": "2020"}]),
+            metadata=rng.choice(
+                [
+                    None,
+                    {self.name(): self.name()},
+                    {"year": "2020"},
+                    {self.name(): [self.name(), self.name()], "year": self.name()},
+                ]
+            ),
         )
 
     def event(self, *principals: str) -> Event:
@@ -342,7 +360,7 @@ class World:
         document = self.corpus.documents[chunk.document_id]
         url = document.source_url or self.name()
         metadata = chunk.metadata or document.metadata or {self.name(): self.name()}
-        own = {
+        own: dict[str, Any] = {
             "section": rng.choice([chunk.section, self.name()]),
             "document_type": rng.choice([document.document_type, self.name()]),
             "source_url_prefix": rng.choice([url[: rng.randrange(30)], url, self.name()]),
@@ -350,6 +368,9 @@ class World:
                 [{key: str(value) for key, value in metadata.items()}, {self.name(): self.name()}]
             ),
         }
+        lists = {key: value for key, value in metadata.items() if isinstance(value, list)}
+        own["metadata_contains"] = lists or {self.name(): [self.name()]}
+        own["metadata_any"] = {key: [str(value), self.name()] for key, value in metadata.items()}
         return {name: own[name] for name in rng.sample(list(own), rng.choice([1, 1, 1, 2]))}
 
 

@@ -12,7 +12,6 @@ import pytest
 from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.retrieval import retrieve
-from streams.store import vector_index
 from streams.tokens import count_tokens
 from streams.wire import result_to_json
 from tests.conftest import Database
@@ -112,9 +111,7 @@ async def test_enough_rows_of_a_scan_that_gave_up_are_not_enough(
     impatient: Database, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the nearest of those that it came upon, not of those that there are."""
-    monkeypatch.setattr(
-        vector_index, "_EF_SEARCH_OLD_BUILD", (40, 40)
-    )  # 400 of so few chunks would be all of them
+    monkeypatch.setattr("streams.store.postgres.EF_SEARCH", 40)  # 400 of so few chunks would be all of them
     event = query(unit_vectors(1, 1)[0], principals=["user:2"], k=10)
     wanted = expected_result(corpus, event, numpy_distances(corpus, event["embedding"]), count_tokens)
 

@@ -20,8 +20,7 @@ from streams.core.live_recall import ALL_ROWS, Budget
 from streams.core.messages import Filters, QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.embedded.postgres import EmbeddedPostgres
-from streams.retrieval import Retrieved, Search, retrieve
-from streams.store import vector_index
+from streams.retrieval import ArmResult, Retrieved, Search, retrieve
 from streams.store.postgres import PostgresStore
 from streams.telemetry.metrics import Metrics
 from streams.tokens import count_tokens
@@ -177,7 +176,7 @@ async def test_the_truth_is_inside_the_interval_of_400_samples(
     loaded: Database, held: Corpus, monkeypatch: pytest.MonkeyPatch, figures: Callable[[str], None]
 ) -> None:
     """Of 500 events: so the interval, which is that of endless traffic, misses the truth once in 100,000 runs."""
-    monkeypatch.setattr(vector_index, "_EF_SEARCH_OLD_BUILD", (60, 60))
+    monkeypatch.setattr("streams.store.postgres.EF_SEARCH", 60)
     rng = random.Random(7)
     whole = Truth(held, "user:1")
     truths: list[float] = []
@@ -201,7 +200,7 @@ async def test_the_truth_is_inside_the_interval_of_400_samples(
 async def test_each_arm_is_compared_with_the_rows_that_the_caller_may_read(
     loaded: Database, held: Corpus, monkeypatch: pytest.MonkeyPatch, principal: str
 ) -> None:
-    monkeypatch.setattr(vector_index, "_EF_SEARCH_OLD_BUILD", (60, 60))
+    monkeypatch.setattr("streams.store.postgres.EF_SEARCH", 60)
     truths = {arm: Truth(held, principal, topic=arm == "local") for arm in ("local", "global")}
     recalls: dict[str, list[float]] = {arm: [] for arm in truths}
     # In turn the arm that was searched first, and the other.
@@ -247,7 +246,7 @@ async def test_a_scope_is_searched_exactly_up_to_so_many_rows(
             found = await store.search_exactly(search(**fields), max_rows=max_rows, timeout_seconds=20)
             assert found == wanted
         fewer = await store.search_exactly(search(**fields), max_rows=rows - 1, timeout_seconds=20)
-        assert not fewer.exact
+        assert fewer == ArmResult([], complete=False, truncated=True, exact=False)
 
 
 # Each statement of live recall waits before it reads chunks; those of events do not.

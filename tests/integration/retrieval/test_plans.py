@@ -8,13 +8,16 @@ import random
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import asyncpg
 import numpy as np
 import pytest
 
+from streams.core.messages import Filters, MetadataRange
 from streams.embedded.postgres import EmbeddedPostgres
+from streams.store.filters import conditions
 from streams.store.postgres import PostgresStore
 from tests.conftest import Database, PostgresServer
 from tests.evaluate.plans import (
@@ -36,6 +39,7 @@ from tests.integration.corpora import Chunk, Corpus, Document, load, load_indexe
 pytestmark = pytest.mark.slow
 
 SESSION, TOPIC = UUID(int=1), UUID(int=2)
+FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 COMBINATIONS = list(
     combinations_of(
         session=SESSION,
@@ -43,9 +47,18 @@ COMBINATIONS = list(
         section="0",
         document_type="memo",
         prefix="https://example.org/2",
-        metadata={"year": "2020"},
+        metadata=Filters(
+            metadata={"year": "2020"},
+            metadata_contains={"tags": ("kept",)},
+            metadata_any={"language": ("cs", "pl", "sk")},
+            metadata_range={
+                "size": MetadataRange(gte=0, lt=24),
+                "day": MetadataRange(before=FIRST_DAY + timedelta(days=21)),
+            },
+        ),
     )
 )
+OF_A_SCOPE = len(COMBINATIONS) // 3
 CALLER = Caller(["user:1"], unit_vectors(1, 5)[0])
 CHUNKS = 2000
 
@@ -60,7 +73,13 @@ def corpus() -> Corpus:
             session_id=SESSION if number % 4 == 0 else None,
             source_url=f"https://example.org/{number}",
             document_type="memo" if number % 10 == 0 else "statute",
-            metadata={"year": 2000 + number % 25},
+            metadata={
+                "year": 2000 + number % 25,
+                "tags": ["kept", "of all"] if number % 20 == 0 else ["of all"],
+                "language": "pl" if number % 20 == 0 else "de",
+                "size": number,
+                "day": f"{FIRST_DAY + timedelta(days=number):%Y-%m-%d}",
+            },
         )
         for number in range(100)
     ]
@@ -117,7 +136,7 @@ async def store(loaded: Database) -> AsyncIterator[PostgresStore]:
 async def test_each_combination_reads_the_same_whenever_it_is_executed(
     store: PostgresStore, way: Way
 ) -> None:
-    assert len(COMBINATIONS) == 3 * 2**4
+    assert len(COMBINATIONS) == 3 * (2**4 + 4 * 2)
     with_rows = 0
     for asked in COMBINATIONS:
         async with store._connection() as connection:
@@ -139,12 +158,15 @@ async def test_each_combination_reads_the_same_whenever_it_is_executed(
         else:
             assert not reads.ids or reads.scans[VECTOR_INDEX] in (1, 2), (asked, reads)
             assert reads.rows.get(VECTOR_INDEX, 0) >= len(reads.ids)
-    # In each scope: without a filter, by each of the four, by four of their pairs, and by one triple.
-    assert with_rows == 3 * (1 + 4 + 4 + 1)
+    # In each scope: without a filter, by each of the four, by four of their pairs, and by one triple; by all others on
+    # metadata, alone and with two more.
+    assert with_rows == 3 * (1 + 4 + 4 + 1 + 4 * 2)
 
 
 @pytest.mark.parametrize("way", SEARCHES)
-@pytest.mark.parametrize("number", [0, 1, 31, 47], ids=lambda number: str(COMBINATIONS[number]))
+@pytest.mark.parametrize(
+    "number", [0, 1, 15, OF_A_SCOPE + 19, 3 * OF_A_SCOPE - 1], ids=lambda number: str(COMBINATIONS[number])
+)
 async def test_the_thousandth_execution_reads_what_the_first_did(
     store: PostgresStore, way: Way, number: int
 ) -> None:
@@ -165,14 +187,17 @@ async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: Post
             found = await reads_of(connection, way, asked, CALLER, expand_parents=True)
         assert found.ids == without.ids
         parents = more(found, without)
-        # Of the policies, at most once for each statement.
-        assert parents.pop("access_sets_principals", 0) <= 2
+        # Of the policies, at most once for each table.
+        assert parents.pop("access_sets_principals", 0) <= 3
         _, _, parent_ids, parents_missing, *_ = found.answer
         wanted = sum(
             parent is not None or missing
             for parent, missing in zip(parent_ids or (), parents_missing or (), strict=True)
         )
         looked_up += wanted
+        # The parents' metadata is looked up by chunk.
+        for index in ("chunk_metadata_chunk_id", "chunk_metadata_pkey", "chunk_metadata_searchable"):
+            parents.pop(index, 0)
         # PostgreSQL 16 also counts lookups without a key, which read nothing.
         assert wanted <= parents.pop("document_chunks_pkey", 0) <= max(wanted, len(found.ids)), asked
         assert (
@@ -181,6 +206,42 @@ async def test_a_parent_and_its_document_are_looked_up_by_their_keys(store: Post
         assert parents.pop("documents_pkey", 0) <= wanted, asked
         assert parents == {}, asked
     assert looked_up > 50
+
+
+@pytest.mark.parametrize(
+    ("key", "bounds", "index"),
+    [
+        ("size", MetadataRange(gte=10, lt=12), "chunk_metadata_number"),
+        (
+            "day",
+            MetadataRange(after=FIRST_DAY, before=FIRST_DAY + timedelta(days=3)),
+            "chunk_metadata_instant",
+        ),
+    ],
+)
+async def test_a_range_is_an_index_condition(
+    store: PostgresStore, key: str, bounds: MetadataRange, index: str
+) -> None:
+    """Comparisons of these types are leakproof: row-level security does not keep them out of an index."""
+    by_range = conditions(Filters(metadata_range={key: bounds}))[3]
+    async with store._connection() as connection:
+        for scope in ((None, None), (SESSION, None)):
+            asked = Asked("", ("range",), (*scope, None, None, None, by_range))
+            reads = await reads_of(connection, "exactly", asked, CALLER, limit=CHUNKS)
+            # Two documents, counted and read.
+            kept = 2 * CHUNKS // 100
+            assert scope[0] or len(reads.ids) == kept
+            assert 0 < reads.rows[index] <= 2 * kept
+
+
+async def test_the_index_finds_rows_of_the_scope(store: PostgresStore) -> None:
+    """As many as there are: the graph is small enough to be seen whole."""
+    for asked in COMBINATIONS:
+        async with store._connection() as connection:
+            scope = await reads_of(connection, "exactly", asked, CALLER, limit=CHUNKS)
+            found = await reads_of(connection, "by the index", asked, CALLER)
+        assert set(found.ids) <= set(scope.ids), asked
+        assert len(found.ids) == min(15, len(scope.ids)), asked
 
 
 def more(reads: Reads, than: Reads) -> dict[str, int]:
@@ -283,7 +344,10 @@ async def test_statistics_and_old_plans_change_no_answer(server: PostgresServer)
             assert not any(reads.ids for reads in await answers(connection))
             await load(database.writer, few)
             planned_empty = await answers(connection)
-            await execute(database.owner, "ANALYZE documents, document_chunks, access_sets, chunk_topics")
+            await execute(
+                database.owner,
+                "ANALYZE documents, document_chunks, access_sets, chunk_topics, chunk_metadata",
+            )
             analyzed = await answers(connection)
         async with opened(database.worker) as new, new._connection() as connection:
             planned_full = await answers(connection)

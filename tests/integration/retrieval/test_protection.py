@@ -13,10 +13,11 @@ import asyncpg
 import pytest
 
 from streams.core.errors import StoreMisconfigured
+from streams.core.messages import Filters
 from streams.retrieval import Search
 from streams.store.postgres import PostgresStore
 from tests.conftest import Database
-from tests.integration.connections import opened_store
+from tests.integration.connections import connected, opened_store
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 
 TABLES = ("document_chunks", "documents", "chunk_topics", "chunk_metadata", "access_sets")
@@ -160,3 +161,50 @@ async def test_no_search_slips_through_while_it_is_switched_off_and_on(
         await owner.close()
     figures(f"{number} changes, {dict(seen)}")
     assert min(seen["answered"], seen["refused"]) > 20
+
+
+# For each function, others with as many parameters, and with one less, all of type text.
+PLANTED = """
+    DO $$
+    DECLARE
+      f record;
+    BEGIN
+      FOR f IN SELECT DISTINCT proname AS name, n
+               FROM pg_proc, generate_series(greatest(pronargs - 1, 1), pronargs) n
+               WHERE proname LIKE 'anabranch_%' AND prokind = 'f' AND prorettype <> 'trigger'::regtype LOOP
+        BEGIN
+          EXECUTE format(
+            'CREATE FUNCTION public.%I(%s) RETURNS record LANGUAGE plpgsql AS $f$ BEGIN RAISE ''planted''; END $f$',
+            f.name, (SELECT string_agg('text', ', ') FROM generate_series(1, f.n)));
+        EXCEPTION WHEN duplicate_function THEN NULL;
+        END;
+      END LOOP;
+    END
+    $$;
+"""
+
+
+@pytest.mark.parametrize("small_scope_rows", [1000, 0])
+async def test_no_overload_is_called(database: Database, small_scope_rows: int) -> None:
+    """PostgreSQL prefers text for parameters of unknown type, and fewer parameters to ones with a default."""
+    await load(database.writer, corpus())
+    async with connected(database.admin) as admin:
+        await admin.execute("GRANT CREATE ON SCHEMA public TO back_end; SET ROLE back_end")
+        before = await admin.fetchval("SELECT count(*) FROM pg_proc")
+        await admin.execute(PLANTED)
+        assert await admin.fetchval("SELECT count(*) FROM pg_proc") > before + 10
+    async with opened(database, small_scope_rows=small_scope_rows) as store:
+        for filters in (None, Filters(metadata={"a": "b", "c": "d", "e": "f"})):
+            everything = replace(search_for("user:1"), filters=filters)
+            for search in (
+                everything,
+                replace(everything, expand_parents=True),
+                replace(everything, with_passages=True),
+                replace(everything, session_id=UUID(int=1), topic_id=UUID(int=2)),
+            ):
+                found = await store.search(search)
+                expected = 15 if search.session_id is None and filters is None else 0
+                assert len(found.candidates) == expected
+        ids = [candidate.chunk_id for candidate in (await store.search(search_for("user:1"))).candidates]
+        assert set(await store.passages(["user:1"], ids)) == set(ids)
+        assert set(await store.sizes(["user:1"], ids)) == set(ids)

@@ -248,12 +248,19 @@ MEMO = Document(
     session_id=SESSION,
     source_url="https://example.org/100%/a",
     document_type="memo",
-    metadata={"year": 2020, "draft": True, "tags": ["a"]},
+    metadata={"year": 2020, "draft": True, "tags": ["a"], "day": "2024-05-01"},
 )
 STATUTE = replace(MEMO, id=UUID(int=0x11), document_type="statute")
 ELSEWHERE = replace(MEMO, id=UUID(int=0x12), source_url="https://example.org/100x/a")
 UNDATED = replace(MEMO, id=UUID(int=0x13), metadata=None)
 FILTERED = (MEMO, STATUTE, ELSEWHERE, UNDATED)
+# More conditions than are written out in a statement.
+ALL_ON_METADATA = {
+    "metadata": {"year": "2020"},
+    "metadata_contains": {"tags": ["a"]},
+    "metadata_any": {"draft": ["true", "maybe"]},
+    "metadata_range": {"year": {"gt": 2019}, "day": {"before": "2024-06-01T00:00:00Z"}},
+}
 YEAR, MORE = {"year": "2020"}, {"year": "2020", "draft": "true", "tags": '["a"]'}
 
 
@@ -281,6 +288,19 @@ YEAR, MORE = {"year": "2020"}, {"year": "2020", "draft": "true", "tags": '["a"]'
         ({"metadata": {"year": 2021}}, {"metadata": YEAR}, False),
         ({"metadata": {"tags": ["b"]}}, {"metadata": MORE}, False),
         ({"metadata": {"tags": ["b"]}}, {"metadata": YEAR}, True),
+        ({}, {"metadata_contains": {"tags": ["a"]}}, True),
+        ({"metadata": {"tags": ["b"]}}, {"metadata_contains": {"tags": ["a"]}}, False),
+        ({"metadata": {"tags": "a"}}, {"metadata_contains": {"tags": ["a"]}}, False),
+        ({"document_id": UNDATED.id}, {"metadata_contains": {"tags": ["a"]}}, False),
+        ({"metadata": {"year": 2021}}, {"metadata_any": {"year": ["2020", "2021"]}}, True),
+        ({"metadata": {"year": 2022}}, {"metadata_any": {"year": ["2020", "2021"]}}, False),
+        ({"metadata": {"year": "2021.5"}}, {"metadata_range": {"year": {"gte": 2020, "lt": 2022}}}, True),
+        ({"metadata": {"year": 2022}}, {"metadata_range": {"year": {"gte": 2020, "lt": 2022}}}, False),
+        ({"metadata": {"year": "MMXX"}}, {"metadata_range": {"year": {"gte": 2020, "lt": 2022}}}, False),
+        ({}, {**ALL_ON_METADATA}, True),
+        ({"metadata": {"tags": ["b"]}}, {**ALL_ON_METADATA}, False),
+        ({"metadata": {"draft": False}}, {**ALL_ON_METADATA}, False),
+        ({"metadata": {"day": "2024-06-01"}}, {**ALL_ON_METADATA}, False),
     ],
 )
 @pytest.mark.parametrize("topic", [None, TOPIC])
@@ -302,6 +322,24 @@ async def test_a_parent_meets_the_scope_and_the_filters_but_not_the_topic(
         assert (numbers(found), found["warnings"]) == ([9], [])
     else:
         assert (numbers(found), found["warnings"]) == ([0, 1, 2], ["parent_missing"])
+
+
+@pytest.mark.parametrize("missed", [None, "metadata", "metadata_contains", "metadata_any", "metadata_range"])
+async def test_thousands_of_conditions_are_all_applied(holding: Holding, missed: str | None) -> None:
+    """An event may have as many as fit into it; the statement has a few of them, and a time limit."""
+    keys = [f"key {number}" for number in range(1000)]
+    metadata: dict[str, Any] = {key: ["a", "b"] for key in keys} | {f"{key}, size": 1 for key in keys}
+    ask = await holding(chunk(1, near(1), metadata=metadata))
+    filters: dict[str, dict[str, Any]] = {
+        "metadata": dict.fromkeys(keys, '["a", "b"]'),
+        "metadata_contains": {key: ["a", "b"] for key in keys},
+        "metadata_any": {key: ["other", '["a", "b"]'] for key in keys},
+        "metadata_range": {f"{key}, size": {"gte": 1, "lte": 1} for key in keys},
+    }
+    if missed is not None:
+        last = [*filters[missed]][-1]
+        filters[missed][last] = {"metadata": "c", "metadata_range": {"gt": 1}}.get(missed, ["c"])
+    assert numbers(await ask(filters=filters)) == ([1] if missed is None else [])
 
 
 @dataclass

@@ -39,7 +39,7 @@ async def test_the_copies_read_what_nobody_may_read(postgres: PostgresServer, da
     )
     try:
         await create_unguarded_functions(database.admin, role, principals_setting=SETTING)
-        search = _SQL["search"]
+        search = _SQL["search"].format(vector="vector")
         readable = await ids(database.worker, search, "user:1")
         assert len(readable) == 15
         assert await ids(database.worker, search, "user:2") == []

@@ -290,7 +290,7 @@ async def test_a_member_who_inherits_nothing_does_not_undo_a_newer_schema(
     await execute(
         database.admin,
         "CREATE ROLE operator LOGIN NOINHERIT PASSWORD 'test' IN ROLE store_owner;"
-        "INSERT INTO anabranch_schema VALUES (3, 3);"
+        "INSERT INTO anabranch_schema VALUES (4, 4);"
         "ALTER FUNCTION anabranch_keeps_snapshot() VOLATILE",
     )
     try:

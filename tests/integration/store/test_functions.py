@@ -17,7 +17,7 @@ from streams.store.migrate import migrate
 from tests.conftest import SETTING
 from tests.integration.connections import connected, execute, opened_store, problems
 from tests.integration.corpora import Chunk, Corpus, Document, load, unit_vectors
-from tests.integration.oracle import merged_metadata
+from tests.integration.oracle import merged_metadata, metadata_rows
 
 if TYPE_CHECKING:
     import asyncpg
@@ -28,7 +28,17 @@ VALUES = [
     '"text"', '""', '"a\\u0001\\"\\\\\\n"', '"ö😀"', '"null"', '"2020"',
     "null", "true", "false", "0", "-1", "2020", "[]", "{}", '["a", 1, null]', '{"b": {"a": "x"}, "aa": 1}',
 ]  # fmt: skip
-LAYERS = ['{"a": 1, "b": "x"}', '{"a": null, "c": []}', "{}", "null", '"text"', "[1]", "3", None]
+LAYERS = [
+    '{"a": 1, "b": "x"}',
+    '{"a": null, "c": []}',
+    '{"b": ["x", "x", 1, [1]], "a": "2020-01-01", "c": "-1.5"}',
+    "{}",
+    "null",
+    '"text"',
+    "[1]",
+    "3",
+    None,
+]
 
 # Objects that a caller's search_path would find before those of pg_catalog.
 TRAP = """
@@ -79,12 +89,11 @@ async def test_metadata_has_the_form_of_results_whatever_the_search_path(
                     "SELECT public.anabranch_merged_metadata($1, $2)", document, chunk
                 )
                 assert merged_metadata(json.loads(merged)) == (merged_metadata(*layers)[0], False)
-                entries = await owner.fetch(
-                    "SELECT e FROM public.anabranch_metadata_entries($1, $2) e", document, chunk
+                rows = await owner.fetch(
+                    "SELECT * FROM public.anabranch_metadata_rows($1, $2)", document, chunk
                 )
-                assert sorted(row[0] for row in entries) == sorted(
-                    entry(key, text) for key, text in merged_metadata(*layers)[0].items()
-                )
+                assert len(rows) == len({tuple(row) for row in rows})
+                assert {tuple(row) for row in rows} == metadata_rows(*layers)
 
 
 @pytest.mark.parametrize("path", ["public", "trap, public, pg_catalog"])
@@ -133,6 +142,10 @@ CLOSER = """
     CREATE OPERATOR public.^@ (LEFTARG = varchar, RIGHTARG = text, FUNCTION = public.never);
     CREATE FUNCTION public.never(uuid, uuid[]) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
     CREATE FUNCTION public.never(float8, float8) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+    CREATE FUNCTION public.generate_series(int, int) RETURNS SETOF int LANGUAGE sql AS $$ SELECT 1 WHERE false $$;
+    CREATE FUNCTION public.cardinality(int[]) RETURNS int LANGUAGE sql AS $$ SELECT 0 $$;
+    CREATE FUNCTION public.jsonb_array_elements(jsonb, OUT value jsonb) RETURNS SETOF jsonb LANGUAGE sql
+      AS $$ SELECT '1'::jsonb WHERE false $$;
 """
 # The same, in front of everything on the caller's search_path; and what stands in for pgvector's own there.
 IN_FRONT = (
@@ -146,7 +159,16 @@ IN_FRONT = (
 """
 )
 SESSION, TOPIC = UUID(int=1), UUID(int=2)
-ALL_FILTERS: list[Any] = ["1", "memo", "https://example.org/1", ["year", "2020", "a", "b", "c", "d"]]
+METADATA = json.dumps(
+    [
+        {"key": "year", "values": ["2020"]},
+        {"key": "a", "values": ["b", "c"]},
+        {"key": "tags", "element": "x"},
+        {"key": "year", "numbers": [2020, None]},
+        {"key": "day", "instants": ["2024-01-01T00:00:00Z", "2024-12-31T00:00:00Z"]},
+    ]
+)
+ALL_FILTERS: list[Any] = ["1", "memo", "https://example.org/1", METADATA]
 SCOPES = [
     *itertools.product(
         [(None, None), (SESSION, None), (SESSION, TOPIC)],
@@ -168,7 +190,7 @@ def corpus() -> Corpus:
             session_id=SESSION,
             source_url=f"https://example.org/{number}",
             document_type="memo" if number else "statute",
-            metadata={"year": 2020, "a": "b", "c": "d"} if number else {},
+            metadata={"year": 2020, "a": "b", "tags": ["x"], "day": "2024-05-01"} if number else {},
         )
         for number in range(2)
     ]
@@ -292,7 +314,7 @@ async def test_pgvector_may_be_in_any_schema(database: Database) -> None:
             "document_grants_pkey",
         ),
         ("SELECT t FROM document_chunks c, anabranch_topics(c.related_topic_ids) t", "unnest"),
-        ("SELECT e FROM document_chunks c, anabranch_metadata_entries('{}', c.metadata) e", "sha256"),
+        ("SELECT e FROM document_chunks c, anabranch_metadata_rows('{}', c.metadata) e", "sha256"),
     ],
 )
 async def test_triggers_and_verification_inline_the_functions(
@@ -324,8 +346,12 @@ async def plan_text(connection: Any, explain: str) -> str:
         ("writer", "anabranch_search", False),
         ("writer", "anabranch_search_passages", False),
         ("writer", "anabranch_search_exactly", False),
-        ("writer", "anabranch_act_as", False),
-        ("worker", "anabranch_metadata_entries('{}', '{}')", False),
+        ("writer", "anabranch_set_principals", False),
+        ("worker", "anabranch_element_entry('a', 'b')", True),
+        ("worker", "anabranch_range_entry('a')", True),
+        ("worker", "anabranch_conditions('[]')", True),
+        ("worker", "anabranch_metadata_rows('{}', '{}')", False),
+        ("worker", "anabranch_metadata_number('1')", False),
         ("worker", "anabranch_topics('{}')", False),
         ("worker", "anabranch_all_readers()", False),
         ("writer", "anabranch_metadata_text('1')", False),

@@ -277,7 +277,7 @@ async def test_another_settings_name_changes_one_function_and_one_policy(databas
         "INSERT INTO document_chunks (document_id, text_content) SELECT id, 'c' FROM documents",
     )
     assert await migrate(database.owner, principals_setting="app.who.asks") == [
-        "created function anabranch_act_as",
+        "created function anabranch_principals_setting",
         "created policy anabranch_reader_access_sets on access_sets",
     ]
     assert await problems(database, setting="app.who.asks") == []
@@ -346,6 +346,8 @@ async def test_old_embeddings_are_brought_into_their_rows_by_what_the_note_says(
          r"document_chunks.embedding is vector\(1536\), not vector\(768\)"),
         ("CREATE TABLE documents (id uuid PRIMARY KEY); CREATE TABLE document_grants (document_id uuid)",
          "document_grants.principal is missing"),
+        ("CREATE TABLE document_chunks (id uuid PRIMARY KEY, document_id uuid, content text)",
+         "text_content is missing.*; ALTER TABLE public.document_chunks RENAME COLUMN … TO text_content; or add"),
         ("CREATE VIEW documents AS SELECT gen_random_uuid() AS id", "PostgreSQL reports"),
     ],
 )  # fmt: skip
@@ -417,7 +419,7 @@ async def test_another_setting_takes_effect_at_once(database: Database) -> None:
             principals_setting="app.who",
             report=lambda _: after_each_step.append(thread.submit(asyncio.run, visible()).result()),
         )
-    assert "created function anabranch_act_as" in done
+    assert "created function anabranch_principals_setting" in done
     assert "created policy anabranch_reader_access_sets on access_sets" in done
     assert set(after_each_step) == {1}
 

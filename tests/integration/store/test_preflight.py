@@ -28,8 +28,10 @@ CHECKS = {
 SEARCHING = {
     "anabranch_search", "anabranch_search_passages", "anabranch_passages", "anabranch_sizes",
     "anabranch_search_exactly", "anabranch_search_index", "anabranch_scope_size", "anabranch_filtered_scope",
-    "anabranch_has_metadata", "anabranch_act_as", "anabranch_require_row_security",
-    "anabranch_metadata_text", "anabranch_merged_metadata", "anabranch_metadata_entry",
+    "anabranch_conditions", "anabranch_condition", "anabranch_written_conditions", "anabranch_further_conditions",
+    "anabranch_set_principals", "anabranch_principals_setting", "anabranch_require_row_security",
+    "anabranch_metadata_text", "anabranch_merged_metadata", "anabranch_metadata_entry", "anabranch_element_entry",
+    "anabranch_range_entry",
 }  # fmt: skip
 
 
@@ -106,13 +108,13 @@ async def test_a_migrated_store_is_fine(database: Database) -> None:
         ("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC, anabranch_reader", "privileges", "unready",
          f"may not execute {', '.join(sorted(SEARCHING))}"),
         ("DELETE FROM anabranch_schema; INSERT INTO anabranch_schema VALUES (1, 1)", "schema", "unready", "schema version is 1, older than"),
-        ("INSERT INTO anabranch_schema VALUES (3, 3)", "schema", "refused", "supports workers of version 3 and later"),
+        ("INSERT INTO anabranch_schema VALUES (4, 4)", "schema", "refused", "supports workers of version 4 and later"),
         ("REVOKE SELECT ON anabranch_schema FROM anabranch_reader", "schema", "unready", "may not read the schema version"),
         ("UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'", "extension", "unready", "pgvector 0.7.4 is too old"),
         # slow, or untidy
         ("UPDATE pg_extension SET extversion = '0.8.3' WHERE extname = 'vector'", "extension", "warning",
          "pgvector 0.8.3 may corrupt an HNSW index"),
-        ("INSERT INTO anabranch_schema VALUES (3, 2)", "schema", "warning", "newer than"),
+        ("INSERT INTO anabranch_schema VALUES (4, 3)", "schema", "warning", "newer than"),
         ("CREATE TRIGGER zzz BEFORE UPDATE ON documents FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "triggers",
          "warning", "BEFORE trigger zzz on documents runs after"),
         ("CREATE TABLE part (LIKE documents); ALTER TABLE part INHERIT documents; ALTER TABLE part OWNER TO back_end", "triggers",
@@ -134,6 +136,20 @@ async def test_what_is_wrong_is_found(
     await execute(database.admin, damage)
     found = await problems(database.worker)
     assert [f for f in found if f.check == check and f.level == level and says in f.detail], found
+
+
+async def test_the_remedy_for_a_missing_column_is_one_that_adds_it(database: Database) -> None:
+    await execute(
+        database.admin,
+        "ALTER TABLE document_chunks DROP COLUMN page; ALTER TABLE document_chunks RENAME text_content TO content",
+    )
+    found = {f.detail: f.remedy for f in await problems(database.worker) if f.check == "columns"}
+    assert found == {
+        "column document_chunks.page is missing": "anabranch migrate",
+        "column document_chunks.text_content is missing": (
+            "ALTER TABLE public.document_chunks RENAME COLUMN … TO text_content; or add and fill it (migrate does not)"
+        ),
+    }
 
 
 @pytest.mark.parametrize(

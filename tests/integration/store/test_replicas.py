@@ -238,7 +238,8 @@ async def test_check_reports_the_lag(servers: Pair, primary: Database, standby: 
         settings = load_settings(
             {"DATABASE_CONNECTION_STRING": dsn, "ANABRANCH_MAX_REPLICATION_LAG_SECONDS": str(limit)}
         )
-        return [(each.level, each.detail) for each in await _store(settings) if each.check == "replica"]
+        found, _ = await _store(settings)
+        return [(each.level, each.detail) for each in found if each.check == "replica"]
 
     assert await findings(primary.worker, 60) == []
     await commit(primary)

@@ -26,7 +26,7 @@ from streams.terminal import Console
 from tests.conftest import SETTING
 from tests.integration.connections import connected, execute
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
-from tests.integration.oracle import merged_metadata
+from tests.integration.oracle import metadata_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +38,8 @@ WANTED = {
     "access_sets_digest": "btree (digest)",
     "access_sets_principals": "gin (principals)",
     "chunk_metadata_chunk_id": "btree (chunk_id)",
+    "chunk_metadata_instant": "btree (entry, instant, chunk_id, access_set_id)",
+    "chunk_metadata_number": "btree (entry, number, chunk_id, access_set_id)",
     "chunk_metadata_searchable": "btree (entry, chunk_id, access_set_id)",
     "chunk_topics_chunk_id": "btree (chunk_id)",
     "chunk_topics_searchable": "btree (topic_id, session_id, chunk_id, access_set_id)",
@@ -356,7 +358,7 @@ async def test_every_figure_is_what_plain_counting_gives(database: Database, see
         "access_sets": truth["access"]["access_sets"],
         "chunk_topics": sum(len(set(c.related_topic_ids)) for c in corpus.chunks.values()),
         "chunk_metadata": sum(
-            len(merged_metadata(corpus.documents[c.document_id].metadata, c.metadata)[0])
+            len(metadata_rows(corpus.documents[c.document_id].metadata, c.metadata))
             for c in corpus.chunks.values()
         ),
     }
@@ -655,7 +657,7 @@ def test_errors_are_one_line(database: Database, empty_database: Database) -> No
     for dsn, word, code in (
         (database.worker, "every row", 1),
         (empty_database.owner, "anabranch migrate", 1),
-        (nowhere, "InvalidCatalogNameError", 1),
+        (nowhere, "no database of this name", 1),
         ("postgresql://nobody@127.0.0.1:1/x", "PostgreSQL: ", 1),
         (None, "DATABASE_ADMIN_CONNECTION_STRING is not set", 2),
     ):

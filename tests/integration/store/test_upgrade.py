@@ -13,18 +13,21 @@ import subprocess
 import sys
 import tarfile
 from contextlib import suppress
+from datetime import UTC, datetime
 from operator import sub
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import numpy as np
 import pytest
 
+from streams.core.messages import Filters, MetadataRange
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.retrieval import Search
 from streams.store import locks
 from streams.store.migrate import ConsentRequired, MigrationError, migrate, plan
+from streams.store.runner import Runner
 from streams.store.vector_index import VectorIndex, read_vector_index
 from streams.store.verification import verify
 from tests.conftest import SETTING
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: The last commit of version 1.
-FIRST_RELEASE = "b3b3472"
+#: The last commits of versions 1 and 2.
+FIRST_RELEASE, SECOND_VERSION = "b3b3472", "4eca13e"
 VERSION_1 = Path(__file__).with_name("schema_version_1.sql")
 
 
@@ -121,16 +124,17 @@ async def test_nobody_waits_longer_than_a_second(
     assert await problems(empty_database) == []
 
 
-# From version 1, which was released without a record of its version
+# From version 1, which was released without a record of its version. No value is a number, a date or an array: these
+# have further rows since version 3.
 
 ROWS = """
     INSERT INTO documents (id, title, metadata) SELECT
-        ('00000000-0000-0000-0000-0000000000' || lpad(n::text, 2, '0'))::uuid, 'd' || n, jsonb_build_object('n', n)
+        ('00000000-0000-0000-0000-0000000000' || lpad(n::text, 2, '0'))::uuid, 'd' || n, jsonb_build_object('n', 'v' || n)
         FROM generate_series(1, 20) n;
     INSERT INTO document_grants SELECT id, 'user:' || n % 3 FROM documents, generate_series(1, 20) n WHERE title = 'd' || n;
     INSERT INTO document_grants SELECT id, 'public' FROM documents WHERE title IN ('d4', 'd5');
     INSERT INTO document_chunks (document_id, text_content, related_topic_ids, metadata, embedding)
-        SELECT id, 'c', ARRAY[id], '{"page": 1}', array_fill(1.0, ARRAY[768])::vector
+        SELECT id, 'c', ARRAY[id], '{"page": "i"}', array_fill(1.0, ARRAY[768])::vector
         FROM documents, generate_series(1, 5);
 """
 PRINCIPALS = ("user:0", "user:1", "user:2", "user:3")
@@ -171,15 +175,15 @@ async def version_1(empty_database: Database) -> Database:
     return empty_database
 
 
-def first_release(folder: Path) -> Path:
-    """The first release's package, from this repository's history."""
+def package_at(commit: str, folder: Path) -> Path:
+    """The package at a commit of this repository's history."""
     root = Path(__file__).parents[3]
     archive = subprocess.run(
-        ["git", "-C", str(root), "archive", FIRST_RELEASE], check=False, capture_output=True, timeout=60
+        ["git", "-C", str(root), "archive", commit], check=False, capture_output=True, timeout=60
     )
     if archive.returncode != 0:
         unavailable(
-            f"the history lacks {FIRST_RELEASE}: {archive.stderr.decode().strip()}",
+            f"the history lacks {commit}: {archive.stderr.decode().strip()}",
             enable="git fetch --unshallow",
         )
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
@@ -275,7 +279,7 @@ async def new_search(database: Database, principal: str, small_scope_rows: int) 
 async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
     version_1: Database, tmp_path: Path
 ) -> None:
-    old = first_release(tmp_path)
+    old = package_at(FIRST_RELEASE, tmp_path)
     assert old_problems(old, version_1) == []
     before = await seen(version_1)
     assert sum(map(len, before.values())) > 100
@@ -287,7 +291,7 @@ async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
         assert await seen(version_1) == before
     assert await checking == []  # in the middle of it
     done = await migrating
-    assert "recorded schema version 2" in done
+    assert "recorded schema version 3" in done
     assert [line for line in done if line.startswith(("created policy", "enabled", "rebuilt"))] == []
     assert await seen(version_1) == before
     assert await stale(version_1) == []
@@ -305,7 +309,8 @@ async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
     assert after == before | {"user:1": after["user:3"]}
 
     assert besides_the_index(await migrate(version_1.owner, principals_setting=SETTING, prune=True)) == [
-        "removed objects that only workers before schema version 2 needed"
+        "removed objects that only workers before schema version 2 needed",
+        "removed objects that only workers before schema version 3 needed",
     ]
     assert besides_the_index(await migrate(version_1.owner, principals_setting=SETTING, prune=True)) == []
     assert await seen(version_1) == after
@@ -314,8 +319,8 @@ async def test_an_upgrade_serves_workers_of_both_releases_until_it_is_pruned(
     fresh = await names(version_1)
     async with connected(version_1.owner) as owner:
         assert tuple(await owner.fetchrow("SELECT version, oldest_worker FROM anabranch_schema") or ()) == (
-            2,
-            2,
+            3,
+            3,
         )
     assert not [name for name in fresh if "described" in name or "derive_anew" in name]
 
@@ -342,6 +347,92 @@ async def test_an_older_releases_migrate_is_undone_by_the_next_run(version_1: Da
     await migrate(version_1.owner, principals_setting=SETTING, prune=True)
     assert not [name for name in await names(version_1) if "grants_changed" in name]
     assert await problems(version_1) == []
+    async with connected(version_1.owner) as owner:
+        # It was pruned before: workers of version 2 cannot use it any more.
+        assert await owner.fetchval("SELECT oldest_worker FROM anabranch_schema WHERE version = 3") == 3
+
+
+# From version 2, whose searches take other parameters, and whose metadata has fewer rows
+
+ROWS_OF_VERSION_2 = """
+    INSERT INTO documents (id, metadata) SELECT
+        ('00000000-0000-0000-0000-0000000000' || lpad(n::text, 2, '0'))::uuid,
+        jsonb_build_object('year', 2000 + n, 'tags', ARRAY['all', 'n' || n % 2], 'day', '2024-05-' || lpad(n::text, 2, '0'))
+        FROM generate_series(1, 20) n;
+    INSERT INTO document_grants SELECT id, 'user:1' FROM documents;
+    INSERT INTO document_chunks (document_id, text_content, embedding)
+        SELECT id, 'c', array_fill(1.0, ARRAY[768])::vector FROM documents, generate_series(1, 5);
+"""
+SEARCH_OF_VERSION_2 = """
+    SELECT cardinality(ids) FROM public.anabranch_search('["user:1"]'::text, array_fill(1, '{768}')::vector, NULL::uuid,
+      NULL::uuid, NULL::text, NULL::text, NULL::text, '{year,2007,tags,"[\\"all\\", \\"n1\\"]",day,2024-05-07}'::text[], 15,
+      false, $1::int, $1::int, true, 400, 20000)
+"""
+
+
+async def test_workers_of_version_2_are_served_until_the_store_is_pruned(
+    empty_database: Database, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = package_at(SECOND_VERSION, tmp_path)
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "streams", "migrate"],
+        env={"PATH": os.environ["PATH"], "DATABASE_ADMIN_CONNECTION_STRING": empty_database.owner},
+        cwd=second, check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "recorded schema version 2" in ended.stdout, ended.stderr
+    await execute(empty_database.writer, ROWS_OF_VERSION_2)
+
+    after_each: list[list[str]] = []
+    transaction = Runner.transaction
+
+    async def and_check(self: Runner, *arguments: Any) -> None:
+        await transaction(self, *arguments)
+        after_each.append(await asyncio.to_thread(old_problems, second, empty_database))
+
+    monkeypatch.setattr(Runner, "transaction", and_check)
+    migrating = asyncio.create_task(migrate(empty_database.owner, principals_setting=SETTING))
+    async with connected(empty_database.worker) as worker:
+        searches = 0
+        while not migrating.done() or not searches:
+            for small in (1000, 0):
+                assert await worker.fetchval(SEARCH_OF_VERSION_2, small) == 5
+            searches += 1
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    assert "rebuilt the derived data of 100 chunks" in await migrating
+    newer = "schema: the schema version is 3, newer than this release's 2, but still compatible"
+    not_verified = "derived: derived data was not verified: only its owner sees all rows"
+    # Columns, functions with triggers, and rights.
+    assert after_each == [[not_verified], [newer, not_verified], [newer, not_verified]]
+
+    assert await stale(empty_database) == []
+    assert await problems(empty_database) == []
+    assert await migrate(empty_database.owner, principals_setting=SETTING) == []
+    filters = Filters(
+        metadata_contains={"tags": ("n1",)},
+        metadata_range={
+            "year": MetadataRange(gte=2003, lt=2009),
+            "day": MetadataRange(after=datetime(2024, 5, 3, tzinfo=UTC)),
+        },
+    )
+    for small_scope_rows in (1000, 0):
+        async with opened_store(empty_database.worker, small_scope_rows=small_scope_rows) as store:
+            vector = np.full(768, 768**-0.5, np.float32)
+            search = Search(vector, ["user:1"], None, None, filters, expand_parents=False, limit=15)
+            assert len((await store.search(search)).candidates) == 2 * 5  # 2005 and 2007
+
+    assert await migrate(empty_database.owner, principals_setting=SETTING, prune=True) == [
+        "removed objects that only workers before schema version 3 needed"
+    ]
+    assert await problems(empty_database) == []
+    assert await names(empty_database) == await names(database)
+    assert await definitions(empty_database) == await definitions(database)
+    assert [
+        problem
+        for problem in old_problems(second, empty_database)
+        if "refused" in problem or "version 3" in problem
+    ]
 
 
 async def test_limits_of_the_role_do_not_stop_a_migration(empty_database: Database) -> None:
@@ -432,8 +523,15 @@ async def test_an_old_vector_index_serves_searches_until_it_is_replaced(version_
     assert await used() == {new_index}
 
 
-async def test_searches_use_the_newer_of_two_vector_indexes(version_1: Database) -> None:
-    """Between the two notes, while workers of an earlier release run."""
+@pytest.mark.parametrize("ef_construction", [64, 500])
+async def test_searches_use_the_newer_of_two_vector_indexes(
+    version_1: Database, ef_construction: int
+) -> None:
+    """Between the two notes, while workers of an earlier release run; however the old one was built."""
+    await execute(
+        version_1.owner,
+        f"ALTER INDEX public.document_chunks_embedding SET (ef_construction = {ef_construction})",
+    )
     await follow(version_1.owner, await migrate(version_1.owner, principals_setting=SETTING), NEWER_INDEX)
     async with connected(version_1.worker) as worker:
         assert (await read_vector_index(worker)).by_halfvec
@@ -532,8 +630,8 @@ WRITES = (
     "INSERT INTO document_grants SELECT id, 'user:{p}' FROM documents WHERE title = 'd{n}' ON CONFLICT DO NOTHING",
     "DELETE FROM document_grants USING documents d WHERE d.id = document_id AND title = 'd{n}' AND principal = 'user:{p}'",
     "INSERT INTO document_chunks (document_id, text_content, related_topic_ids) SELECT id, 'new', ARRAY[id] FROM documents WHERE title = 'd{n}'",
-    "UPDATE documents SET metadata = '{{\"n\": {p}}}' WHERE title = 'd{n}'",
-    "UPDATE document_chunks SET metadata = '{{\"page\": {p}}}' WHERE document_id = (SELECT id FROM documents WHERE title = 'd{n}')",
+    "UPDATE documents SET metadata = '{{\"n\": \"v{p}\"}}' WHERE title = 'd{n}'",
+    "UPDATE document_chunks SET metadata = '{{\"page\": \"v{p}\"}}' WHERE document_id = (SELECT id FROM documents WHERE title = 'd{n}')",
     "DELETE FROM document_chunks WHERE text_content = 'new' AND document_id = (SELECT id FROM documents WHERE title = 'd{n}')",
 )
 
@@ -732,8 +830,8 @@ async def test_tables_of_somebody_else_are_not_taken_over_without_consent(empty_
 
 
 async def test_an_older_release_does_not_undo_a_newer_ones_schema(database: Database) -> None:
-    await execute(database.owner, "INSERT INTO anabranch_schema VALUES (3, 2)")
-    with pytest.raises(MigrationError, match="the store has schema version 3"):
+    await execute(database.owner, "INSERT INTO anabranch_schema VALUES (4, 3)")
+    with pytest.raises(MigrationError, match="the store has schema version 4"):
         await migrate(database.owner, principals_setting=SETTING)
 
 
