@@ -24,6 +24,8 @@
         ├── SearchTimeout          search_timeout
         └── StoreMisconfigured     store_misconfigured (never a dead letter: the event is not at fault)
 
+The embedding stage's own errors are in `streams.core.embedding_errors`.
+
 Each class has one stable ``code``, which the metric label, the dead letter's header and the documentation use. A
 message never quotes the event, so that no text, principal or embedding reaches a log or a header.
 """
@@ -111,7 +113,7 @@ class ContractViolation(TerminalError):
 
 
 class DimensionMismatch(TerminalError):
-    """The embedding does not have the 768 components that the contract requires."""
+    """The embedding does not have as many components as the store's."""
 
     code = "dimension_mismatch"
     fails_again = True
@@ -198,18 +200,29 @@ class GaveUp(TerminalError):
 
 
 def dead_letter_codes() -> frozenset[str]:
-    """All codes that a dead letter can have."""
-    own = {kind.code for kind in TerminalError.__subclasses__() if kind is not GaveUp}
+    """All codes that a worker's dead letter can have."""
+    own = {kind.code for kind in _own_terminal_errors()}
     return frozenset(own | {StoreUnavailable.code, SearchTimeout.code, INTERNAL_ERROR})
 
 
 def codes_that_fail_again() -> frozenset[str]:
-    """Codes of events that must be corrected: a replay fails again."""
-    return frozenset(kind.code for kind in TerminalError.__subclasses__() if kind.fails_again)
+    """Codes of a worker's dead letters whose events must be corrected: a replay fails again."""
+    return frozenset(kind.code for kind in _own_terminal_errors() if kind.fails_again)
+
+
+def _own_terminal_errors() -> list[type[TerminalError]]:
+    # Another module's class of several errors does not have a code.
+    return [kind for kind in TerminalError.__subclasses__() if "code" in vars(kind)]
 
 
 class TransientError(AnabranchError):
-    """The cause is expected to go away; the worker retries the same event."""
+    """The cause is expected to go away; the worker retries the same event.
+
+    Attributes:
+        needs_fix: an operator must act. The event is not at fault, so it is never dead-lettered.
+    """
+
+    needs_fix: ClassVar[bool] = False
 
 
 class StoreUnavailable(TransientError):
@@ -233,6 +246,7 @@ class StoreMisconfigured(TransientError):
     """
 
     code = "store_misconfigured"
+    needs_fix = True
 
     def __init__(self, message: str, *, before_connect: bool = False) -> None:
         super().__init__(message)

@@ -5,10 +5,11 @@ Does not belong here: where candidates come from, the content of passages, timin
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Literal
+from typing import Literal, get_args
 from uuid import UUID
 
 __all__ = [
@@ -17,12 +18,16 @@ __all__ = [
     "Pick",
     "Scope",
     "Selection",
+    "SkipReason",
+    "count_outcomes",
     "order_by_similarity",
     "rank_candidates",
     "select",
 ]
 
 Scope = Literal["local", "global"]
+#: Why a candidate was passed over; the names are the explanation's.
+SkipReason = Literal["duplicates", "same_parent", "over_budget", "missing"]
 
 # With a topic, two of three places are reserved for the topic's own chunks.
 _TURNS: Sequence[Scope] = ("local", "local", "global")
@@ -60,10 +65,12 @@ class Arm:
     Attributes:
         candidates: in the total order (distance, chunk id).
         complete: there are no candidates beyond the last one.
+        below_threshold: how many more were found, all less similar than the threshold.
     """
 
     candidates: Sequence[Candidate]
     complete: bool
+    below_threshold: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,20 @@ class Selection:
         picks: in selection order.
         tokens_used: tokens of the picks; 0 if no cost function was given.
         starved: arms that ran out of candidates although the scope has more: search further and select again.
-        first_exceeds_budget: with ``stop``, not even the first passage fits.
+        ended_by_budget: with ``stop``, a passage that does not fit ended the selection.
+        skipped: how many candidates of each arm were passed over before the selection ended, by reason.
     """
 
     picks: tuple[Pick, ...]
     tokens_used: int
     starved: frozenset[Scope]
-    first_exceeds_budget: bool
+    ended_by_budget: bool
+    skipped: Mapping[tuple[Scope, SkipReason], int] = field(default_factory=dict, compare=False)
+
+    @property
+    def first_exceeds_budget(self) -> bool:
+        """Whether not even the first passage fits, with ``stop``."""
+        return self.ended_by_budget and not self.picks
 
 
 def rank_candidates(
@@ -105,7 +119,7 @@ def rank_candidates(
     if similarity_threshold is not None:
         near = [candidate for candidate in ranked if candidate.score >= similarity_threshold]
         if len(near) < len(ranked):  # the rest of the scope is even farther away
-            return Arm(near, complete=True)
+            return Arm(near, complete=True, below_threshold=len(ranked) - len(near))
     return Arm(ranked, complete=complete)
 
 
@@ -133,36 +147,71 @@ def select(
     """
     queues = {scope: iter(arm.candidates) for scope, arm in arms.items()}
     taken: set[UUID] = set(missing_ids)
+    matched: set[UUID] = set()
     picks: list[Pick] = []
+    skipped: Counter[tuple[Scope, SkipReason]] = Counter()
     used = 0
-    turns = cycle([scope for scope in _TURNS if scope in arms])
-    turn = next(turns)
     exhausted: set[Scope] = set()
+    turns = _turns(arms, exhausted)
+    turn = next(turns)
+    starved: frozenset[Scope] = frozenset()
+    ended_by_budget = False
     while len(picks) < k:
         candidate = next(queues[turn], None)
         if candidate is None:
             if not arms[turn].complete:
-                return Selection(tuple(picks), used, frozenset([turn]), first_exceeds_budget=False)
+                starved = frozenset([turn])
+                break
             exhausted.add(turn)
             if len(exhausted) == len(arms):
                 break
-            while turn in exhausted:
-                turn = next(turns)
+            turn = next(turns)
             continue
         if candidate.passage_id in taken:
+            skipped[turn, _skip_reason(candidate, matched, missing_ids)] += 1
             continue
         tokens = 0 if cost is None else cost(candidate)
         if token_budget is not None and used + tokens > token_budget:
-            if overflow == "stop":
-                return Selection(tuple(picks), used, frozenset(), first_exceeds_budget=not picks)
+            ended_by_budget = overflow == "stop"
+            if ended_by_budget:
+                break
+            skipped[turn, "over_budget"] += 1
             continue
         taken.add(candidate.passage_id)
+        matched.add(candidate.chunk_id)
         used += tokens
         picks.append(Pick(candidate, turn))
         turn = next(turns)
-        while turn in exhausted:
-            turn = next(turns)
-    return Selection(tuple(picks), used, frozenset(), first_exceeds_budget=False)
+    return Selection(tuple(picks), used, starved, ended_by_budget, skipped)
+
+
+def _turns(arms: Collection[Scope], exhausted: Collection[Scope]) -> Iterator[Scope]:
+    return (scope for scope in cycle(_TURNS) if scope in arms and scope not in exhausted)
+
+
+def _skip_reason(
+    candidate: Candidate, matched: Collection[UUID], missing_ids: Collection[UUID]
+) -> SkipReason:
+    """Why the passage of a candidate cannot be selected: it is missing, or already selected."""
+    if candidate.passage_id in missing_ids:
+        return "missing"
+    is_sibling = candidate.parent_id is not None and candidate.chunk_id not in matched
+    return "same_parent" if is_sibling else "duplicates"
+
+
+def count_outcomes(arms: Mapping[Scope, Arm], selection: Selection) -> dict[Scope, dict[str, int]]:
+    """What became of each arm's candidates: numbers by outcome, whose sum is ``candidates``."""
+    outcomes: dict[Scope, dict[str, int]] = {}
+    for scope, arm in arms.items():
+        reasons: tuple[SkipReason, ...] = get_args(SkipReason)
+        counts = {str(reason): selection.skipped.get((scope, reason), 0) for reason in reasons}
+        counts["returned"] = sum(pick.scope == scope for pick in selection.picks)
+        unreached = len(arm.candidates) - sum(counts.values())
+        counts["not_needed"] = 0 if selection.ended_by_budget else unreached
+        counts["over_budget"] += unreached if selection.ended_by_budget else 0
+        counts["below_threshold"] = arm.below_threshold
+        outcomes[scope] = {"candidates": len(arm.candidates) + arm.below_threshold} | counts
+    return outcomes
 
 
 def order_by_similarity(picks: Iterable[Pick]) -> list[Pick]:

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import pytest
@@ -20,6 +20,7 @@ from streams.core.selection import (
     Pick,
     Scope,
     Selection,
+    count_outcomes,
     order_by_similarity,
     rank_candidates,
     select,
@@ -56,9 +57,9 @@ def oracle(  # noqa: PLR0917  # as many as the rules have
     picks: list[Pick] = []
     turns: list[Scope] = ["local", "local", "global"] if "local" in arms else ["global"]
 
-    def result(starved: Collection[Scope] = (), *, first_exceeds: bool = False) -> Selection:
+    def result(starved: Collection[Scope] = (), *, by_budget: bool = False) -> Selection:
         used = sum(cost(pick.candidate) for pick in picks)
-        return Selection(tuple(picks), used, frozenset(starved), first_exceeds)
+        return Selection(tuple(picks), used, frozenset(starved), by_budget)
 
     while len(picks) < k:
         used = sum(cost(pick.candidate) for pick in picks)
@@ -76,7 +77,7 @@ def oracle(  # noqa: PLR0917  # as many as the rules have
         if not fresh:
             return result()
         if budget is not None and used + cost(fresh[0]) > budget:
-            return result(first_exceeds=not picks)
+            return result(by_budget=True)
         picks.append(Pick(fresh[0], scope))
     return result()
 
@@ -144,6 +145,96 @@ def test_what_is_not_starved_cannot_change_by_searching_further(
     assert select(longer, k=k) == selection
 
 
+def consistent(arms: dict[Scope, Arm]) -> dict[Scope, Arm]:
+    """Without repetitions in an arm, and with one parent for each chunk, as in a store that does not change."""
+    first = {one.chunk_id: one for arm in reversed(arms.values()) for one in reversed(arm.candidates)}
+    return {
+        scope: Arm(
+            sorted(
+                {first[one.chunk_id] for one in arm.candidates}, key=lambda one: (one.distance, one.chunk_id)
+            ),
+            arm.complete,
+        )
+        for scope, arm in arms.items()
+    }
+
+
+@given(
+    arms=arms_of_a_query().map(consistent),
+    k=st.integers(1, 10),
+    budget=st.none() | st.integers(0, 30),
+    overflow=st.sampled_from(["stop", "skip"]),
+    missing_ids=st.sets(st.sampled_from(IDS), max_size=3),
+    below=st.integers(0, 3),
+)
+def test_each_candidate_has_one_outcome(  # noqa: PLR0917  # hypothesis passes them by name
+    arms: dict[Scope, Arm],
+    k: int,
+    budget: int | None,
+    overflow: Literal["stop", "skip"],
+    missing_ids: set[UUID],
+    below: int,
+) -> None:
+    def cost(candidate: Candidate) -> int:
+        return candidate.passage_id.int
+
+    arms = {scope: Arm(one.candidates, complete=True, below_threshold=below) for scope, one in arms.items()}
+    selection = select(arms, k=k, token_budget=budget, overflow=overflow, cost=cost, missing_ids=missing_ids)
+    outcomes = count_outcomes(arms, selection)
+    assert outcomes.keys() == arms.keys()
+    matched = {pick.candidate.chunk_id for pick in selection.picks}
+    passages = {pick.candidate.passage_id for pick in selection.picks}
+    for scope, of_arm in outcomes.items():
+        assert min(of_arm.values()) >= 0
+        assert of_arm["candidates"] == len(arms[scope].candidates) + below
+        assert of_arm["candidates"] == sum(of_arm.values()) - of_arm["candidates"]
+        assert of_arm["below_threshold"] == below
+        assert of_arm["returned"] == sum(pick.scope == scope for pick in selection.picks)
+        assert budget is not None or not of_arm["over_budget"]
+        if len(selection.picks) < k and not selection.ended_by_budget:
+            # Every candidate was looked at, in an order that does not matter any more.
+            lost = [one for one in arms[scope].candidates if one.passage_id in missing_ids]
+            inside = [one for one in arms[scope].candidates if one.passage_id in passages and one not in lost]
+            siblings = [one for one in inside if one.parent_id and one.chunk_id not in matched]
+            assert of_arm["not_needed"] == 0
+            assert of_arm["missing"] == len(lost)
+            if budget is None:
+                assert of_arm["same_parent"] == len(siblings)
+                assert of_arm["duplicates"] == len(inside) - len(siblings) - of_arm["returned"]
+        if selection.ended_by_budget:
+            assert of_arm["not_needed"] == 0
+
+
+def test_outcomes_by_example() -> None:
+    arms: dict[Scope, Arm] = {
+        "local": arm(chunk(1, parent=50), chunk(2, parent=50), chunk(7), chunk(3), chunk(4), chunk(5)),
+        "global": Arm(
+            [chunk(1, parent=50), chunk(2, parent=50), chunk(3), chunk(9)], complete=True, below_threshold=2
+        ),
+    }
+
+    def outcomes(**fields: Any) -> list[dict[str, int]]:
+        selection = select(arms, cost=lambda one: one.chunk_id.int, missing_ids={UUID(int=7)}, **fields)
+        return [
+            {name: number for name, number in count_outcomes(arms, selection)[scope].items() if number}
+            for scope in ("local", "global")
+        ]
+
+    # The parent and 3 are local, then 9 is global, then 4 is local.
+    assert outcomes(k=4) == [
+        {"candidates": 6, "same_parent": 1, "missing": 1, "returned": 3, "not_needed": 1},
+        {"candidates": 6, "duplicates": 2, "same_parent": 1, "returned": 1, "below_threshold": 2},
+    ]
+    assert outcomes(k=4, token_budget=12, overflow="stop") == [
+        {"candidates": 6, "same_parent": 1, "missing": 1, "returned": 2, "over_budget": 2},
+        {"candidates": 6, "duplicates": 2, "same_parent": 1, "over_budget": 1, "below_threshold": 2},
+    ]
+    assert outcomes(k=4, token_budget=12, overflow="skip") == [
+        {"candidates": 6, "same_parent": 1, "missing": 1, "returned": 3, "over_budget": 1},
+        {"candidates": 6, "duplicates": 2, "same_parent": 1, "over_budget": 1, "below_threshold": 2},
+    ]
+
+
 def test_the_turns_are_local_local_global() -> None:
     arms: dict[Scope, Arm] = {
         "local": arm(*(chunk(number) for number in range(10, 16))),
@@ -206,6 +297,7 @@ def test_stop_ends_at_the_first_passage_that_does_not_fit_and_skip_goes_on() -> 
     stopped = select(arms, k=4, token_budget=9, overflow="stop", cost=cost)
     assert (taken(stopped), stopped.tokens_used) == ([(4, "global")], 4)
     assert not stopped.starved
+    assert stopped.ended_by_budget
     assert not stopped.first_exceeds_budget
     skipped = select(arms, k=3, token_budget=9, overflow="skip", cost=cost)
     assert (taken(skipped), skipped.tokens_used) == ([(4, "global"), (3, "global"), (2, "global")], 9)
@@ -216,7 +308,8 @@ def test_stop_ends_at_the_first_passage_that_does_not_fit_and_skip_goes_on() -> 
 def test_a_first_passage_beyond_the_budget_is_reported_under_stop_only() -> None:
     arms: dict[Scope, Arm] = {"global": arm(chunk(9), chunk(1))}
     stopped = select(arms, k=2, token_budget=5, overflow="stop", cost=lambda one: one.chunk_id.int)
-    assert stopped == Selection((), 0, frozenset(), first_exceeds_budget=True)
+    assert stopped == Selection((), 0, frozenset(), ended_by_budget=True)
+    assert stopped.first_exceeds_budget
     skipped = select(arms, k=2, token_budget=5, overflow="skip", cost=lambda one: one.chunk_id.int)
     assert (taken(skipped), skipped.first_exceeds_budget) == ([(1, "global")], False)
 
@@ -255,13 +348,16 @@ def test_an_arm_is_in_the_total_order_and_nothing_is_below_the_threshold(
         assert before.distance < after.distance or (
             before.distance == after.distance and before.chunk_id.int <= after.chunk_id.int
         )
+    assert one.below_threshold == len(directed) - len(near)
     # Where the threshold cut something off, whatever the scope still has is farther.
     assert one.complete == (complete or len(near) < len(directed))
 
 
 def test_the_threshold_is_inclusive() -> None:
     found = [chunk(1, 0.25), chunk(2, 0.2500001), chunk(3, math.nan)]
-    assert rank_candidates(found, complete=False, similarity_threshold=0.75) == Arm([found[0]], complete=True)
+    assert rank_candidates(found, complete=False, similarity_threshold=0.75) == Arm(
+        [found[0]], complete=True, below_threshold=1
+    )
 
 
 @given(
