@@ -1,0 +1,1 @@
+"""Embeds texts: providers as thin adapters, and around them batches, retries and limits."""

@@ -1,0 +1,1 @@
+"""Providers of embeddings, against imitations of their servers and against a real model."""
