@@ -1,1 +1,1 @@
-"""Metrics and logs for operators."""
+"""Metrics, logs and the live page, for operators."""

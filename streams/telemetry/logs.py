@@ -28,6 +28,7 @@ _QUIET = {
     "asyncio": logging.WARNING,
     "aiohttp": logging.WARNING,
     "aiohttp.access": logging.ERROR,
+    "httpx": logging.WARNING,  # logs every request
 }
 
 

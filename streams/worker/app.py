@@ -1,124 +1,54 @@
-"""The composition root: builds a worker from the settings and wires its parts together.
-
-Faust provides the consumer group, the agent and the web server. `streams.worker.delivery` decides what is committed,
-and when. A comment next to each Faust setting explains which problem it avoids.
-"""
+"""The composition root: builds a worker from the settings and wires its parts together."""
 
 import asyncio
 import logging
-import signal
-from collections.abc import AsyncIterable, Collection, Mapping, Sequence
-from functools import partial
-from time import monotonic
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
 
-from faust.types import EventT
-from faust.types.tuples import TP
-
-from streams import __version__
-from streams.broker.compression import MISSING_CODECS, MISSING_CODECS_REMEDY, missing_codecs
-from streams.broker.connection import BrokerConnection
-from streams.broker.diagnosis import diagnose
-from streams.broker.publisher import Publisher
-from streams.broker.records import Unreadable, memory_bytes
-from streams.broker.topic_ids import TopicProbe
-from streams.configured import broker_connection, load_profiles, open_codec
+from streams.configured import load_profiles, open_codec, result_contract
 from streams.core.errors import StoreMisconfigured, TransientError
-from streams.core.headers import Headers
 from streams.core.live_recall import ALL_ROWS, LARGE_SECONDS, Budget
+from streams.core.messages import CONTRACT_VERSIONS
 from streams.settings import Settings
-from streams.store.postgres import PostgresStore
+from streams.store.catalog import read_versions
+from streams.store.postgres import PooledConnection, PostgresStore
 from streams.store.preflight import Finding, inspect
+from streams.store.reference import SCHEMA_VERSION
 from streams.telemetry.metrics import Metrics
 from streams.tokens import count_tokens
-from streams.worker.delivery import Delivery, InterruptibleWaits
-from streams.worker.faust_internals import App, Consumer
-from streams.worker.kafka_health import KafkaHealth
-from streams.worker.lag import Lag
+from streams.worker.dependency_health import DependencyHealth, StartupRefused
 from streams.worker.live_recall import LiveRecall
-from streams.worker.loop_delay import watch_loop_delay
-from streams.worker.processor import OutagePolicy, Processor
-from streams.worker.readiness import Readiness, watch_readiness
-from streams.worker.shutdown import ShutdownDeadline
-from streams.worker.store_health import StartupRefused, StoreHealth
-from streams.worker.topic_watch import TopicWatch
+from streams.worker.processor import Processor
+from streams.worker.stage_app import StageApp
 
 __all__ = ["WorkerApp"]
 
 logger = logging.getLogger(__name__)
 
-# A rebalance waits until a member learns of it, at its next heartbeat, drains and commits. This must end well before
-# the group evicts the member: two members that are evicted in turn would evict each other indefinitely.
-_HEARTBEAT_SHARE_OF_REBALANCE = 0.1
-_REVOCATION_SHARE_OF_REBALANCE = 0.75
-_DRAIN_SHARE_OF_REBALANCE = 0.6  # of the rebalance timeout
-_COMMIT_INTERVAL_SECONDS = 0.25
-# The maximum size of a decompressed batch, for all partitions together. The manifests' memory limit must have room for
-# these, for the running events, and for one more event per partition.
-_WAITING_BATCHES = 4
 _PROBE_TIMEOUT_SECONDS = 2.0
-# Topics may be created after the worker starts; it then sees them after at most this time.
-_TOPICS_INTERVAL_SECONDS = 3.0
-_TOPICS_TIMEOUT_SECONDS = 5.0
 # The limit of the SLO for an event's age. While an event waits longer, recall is not measured.
 _MAX_WAITING_SECONDS = 2.0
 # At this point only a probe may still be running, perhaps blocked by a lock.
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
 
-class _InputEvent:
-    """A Faust event in the form that processor and delivery expect."""
-
-    __slots__ = (
-        "generation",
-        "headers",
-        "key",
-        "offset",
-        "partition",
-        "read_at",
-        "size",
-        "timestamp",
-        "topic",
-        "value",
-    )
-
-    def __init__(self, event: EventT[Any]) -> None:
-        message: Any = event.message
-        self.topic: str = message.topic
-        self.partition: int = message.partition
-        self.offset: int = message.offset
-        self.generation: int = message.generation_id or 0
-        # In seconds since the epoch; not positive in very old formats, and for the placeholder of a batch.
-        self.timestamp: float | None = message.timestamp if (message.timestamp or 0.0) > 0 else None
-        self.key: bytes | None = message.key
-        self.value: bytes | Unreadable | None = message.value
-        headers: Any = message.headers or ()
-        self.headers: Headers = list(headers.items() if isinstance(headers, Mapping) else headers)
-        self.read_at: float = message.fetched_at
-        self.size = memory_bytes(self.key, self.value, self.headers)
-
-
-class WorkerApp:
+class WorkerApp(StageApp):
     """All parts of a worker.
 
     Args:
         settings: the environment.
 
-    Attributes:
-        app: the Faust app that runs it.
-        refused: the preflight found that this store is not safe to use.
-        shutdown: the shutdown deadlines.
-
     Raises:
         SettingsError: a required setting is missing or unusable; one line.
     """
 
+    stage = "worker"
+    agent = "retrieval"
+    dependency = "store"
+
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.shutdown = ShutdownDeadline(settings.anabranch_grace_period_seconds)
-        self._connection = broker_connection(settings)
-        self.app = _faust_app(settings, self._connection)
-        self.app.root = self
+        super().__init__(settings)
+        self._starting = True
+        self._server_versions: Mapping[str, str] = {}
         self._store = PostgresStore(
             settings.store_dsn,
             connections=settings.pool_size,
@@ -137,7 +67,6 @@ class WorkerApp:
             max_replication_lag_seconds=settings.anabranch_max_replication_lag_seconds,
             application_name="anabranch live recall",
         )
-        self._lag: Lag[TP] = Lag(lambda: self._consumer, self._partitions)
         profiles = load_profiles(settings)
         self._metrics = Metrics(
             profiles=profiles,
@@ -147,9 +76,9 @@ class WorkerApp:
             committed=self._lag.committed,
             oldest_waiting=self._lag.oldest_waiting,
             replication_lag=self._store.replication_lag_seconds,
-            worker=lambda: self._readiness().state(),
+            worker=lambda: self._readiness().gauges(),
         )
-        self._health = StoreHealth(
+        self._health = DependencyHealth(
             probe=lambda: self._store.probe(timeout_seconds=_PROBE_TIMEOUT_SECONDS), inspect=self._inspect
         )
         self._live_recall = LiveRecall(
@@ -158,35 +87,6 @@ class WorkerApp:
             paused=self._is_busy,
             metrics=self._metrics,
         )
-        self.refused = False
-        self._starting = True
-        self._store_watch: asyncio.Future[Any] | None = None
-        # The publishers whose last attempt failed.
-        self._failing_publishers: set[str] = set()
-        self._kafka_health = KafkaHealth(lambda: diagnose(self._connection))
-        waits = InterruptibleWaits()
-        self.publisher = self._open_publisher("results", waits)
-        # The input event may have been compressed, and may fit on the dead-letter topic only if compressed.
-        self.dead_letters = self._open_publisher("dead letters", waits, compression="zstd")
-        topics = (
-            settings.anabranch_input_topic,
-            settings.anabranch_output_topic,
-            settings.anabranch_dead_letter_topic,
-        )
-        self._topic_probe = TopicProbe(
-            self._connection.client_options(), topics, timeout_seconds=_TOPICS_TIMEOUT_SECONDS
-        )
-        self._topics = TopicWatch(
-            self._topic_probe.fetch,
-            topics=topics,
-            input_topic=settings.anabranch_input_topic,
-            assigned_ids=lambda: (
-                cast("Consumer", self.app.consumer).topic_ids if self._partitions() else None
-            ),
-            rejoin=lambda: cast("Consumer", self.app.consumer).rejoin(),
-            on_failed=self._kafka_health.report_error,
-            interval_seconds=_TOPICS_INTERVAL_SECONDS,
-        )
         processor = Processor(
             codec=open_codec(settings),
             store=self._store,
@@ -194,69 +94,22 @@ class WorkerApp:
             count_tokens=count_tokens,
             publish=self.publisher.publish,
             publish_dead_letter=self.dead_letters.publish,
+            replies=self._replies(),
+            reply_only=settings.anabranch_replied_results == "reply_only",
             metrics=self._metrics,
             profiles=profiles,
             default_profile=settings.anabranch_default_profile,
             embedding_model=settings.anabranch_embedding_model,
             output_topic=settings.anabranch_output_topic,
             dead_letter_topic=settings.anabranch_dead_letter_topic,
-            outage=OutagePolicy(
-                then=settings.anabranch_store_outage,
-                attempts=settings.anabranch_retry_attempts,
-                base_seconds=settings.anabranch_retry_base_seconds,
-                max_seconds=settings.anabranch_retry_max_seconds,
-            ),
-            waits=waits,
+            outage=self._outage(settings.anabranch_store_outage),
+            waits=self._waits,
+            result_contract=result_contract(settings),
             on_answer=self._live_recall.offer,
         )
-        self._delivery: Delivery[_InputEvent] = Delivery(
-            processor.handle,
-            acknowledge=lambda partition, offset: self._consumer.acknowledge(self._input(partition), offset),
-            generation=lambda: int(self.app.consumer_generation_id),
-            concurrency=settings.anabranch_concurrency,
-            max_waiting_bytes=_WAITING_BATCHES * settings.anabranch_max_inflated_bytes,
-            pause=lambda partition: self._consumer.pause_fetching(self._input(partition)),
-            resume=lambda partition: self._consumer.resume_fetching(self._input(partition)),
-            on_defect=self._delivery_failed,
-            waits=waits,
-        )
-        self._metrics.in_flight.set_function(lambda: self._delivery.in_flight)
-        self._mount()
+        self._deliver(processor)
 
-    @property
-    def revocation_seconds(self) -> float:
-        """How long the drain and the commits of a rebalance may take together."""
-        return _REVOCATION_SHARE_OF_REBALANCE * self.settings.anabranch_rebalance_timeout_seconds
-
-    def _open_publisher(
-        self, name: str, waits: InterruptibleWaits, compression: str | None = None
-    ) -> Publisher:
-        settings = self.settings
-        return Publisher(
-            self._connection.client_options(),
-            on_fault=partial(self._publishing_failed, name),
-            on_success=partial(self._publishing_succeeded, name),
-            wait_seconds=(settings.anabranch_retry_base_seconds, settings.anabranch_retry_max_seconds),
-            sleep=waits.sleep,
-            stop_seconds=self.shutdown.seconds_left,
-            compression=compression,
-        )
-
-    async def preflight(self) -> None:
-        """Check Kafka and the store once, before anything starts.
-
-        Raises:
-            StartupRefused: this installation cannot read all of Kafka's codecs, Kafka rejects the client, the store is
-                not safe to use, or its connection string is unusable. For all other problems, including an unreachable
-                server, the worker waits.
-        """
-        if missing := missing_codecs():
-            raise StartupRefused(f"{MISSING_CODECS} {', '.join(missing)}; {MISSING_CODECS_REMEDY}")
-        diagnosis = await diagnose(self._connection)
-        if diagnosis is not None:
-            if diagnosis.refused:
-                raise StartupRefused(str(diagnosis))
-            self._kafka_health.report_unreachable(str(diagnosis))
+    async def _check_dependency(self) -> None:
         await self._store.open()
         try:
             await self._health.check()
@@ -264,126 +117,32 @@ class WorkerApp:
             await self._store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
         self._starting = False
 
-    async def open(self) -> None:
-        """Called before any service starts. The store is connected later, so an unreachable one is not an error yet."""
-        settings = self.settings
-        logger.info(
-            "starting",
-            extra={
-                "version": __version__,
-                "brokers": settings.kafka_bootstrap_servers,
-                "group": settings.anabranch_consumer_group,
-                "input_topic": settings.anabranch_input_topic,
-                "output_topic": settings.anabranch_output_topic,
-                "dead_letter_topic": settings.anabranch_dead_letter_topic,
-                "default_profile": settings.anabranch_default_profile,
-                "port": settings.anabranch_web_port,
-            },
-        )
+    def _started_with(self) -> Mapping[str, object]:
+        return {"default_profile": self.settings.anabranch_default_profile}
+
+    def _versions(self) -> Mapping[str, str | None]:
+        return {
+            "store_schema": str(SCHEMA_VERSION),
+            "query_contract": CONTRACT_VERSIONS[-1],
+            "result_contract": result_contract(self.settings),
+            "postgresql": self._server_versions.get("postgresql"),
+            "pgvector": self._server_versions.get("pgvector"),
+        }
+
+    async def _open(self) -> None:
         await self._store.open()
         await self._exact_store.open()
-        self._store_watch = self.app.add_future(self._watch_store())
-        self.app.add_future(self._kafka_health.watch())
-        self.app.add_future(self._lag.watch())
-        self.app.add_future(self._watch_topics())
-        self.app.add_future(watch_readiness(self._readiness))
-        self.app.add_future(watch_loop_delay(self._metrics.loop_delay.observe))
 
-    async def drain(self, *, stopping: bool) -> None:
-        """Wait for the events in flight: within the grace period, or in a rebalance within the rebalance timeout."""
-        if stopping:
-            self._live_recall.end()  # so that the server ends its search while events are waited for
-        # Earlier steps may have been slow; the final commit still has to follow.
-        seconds = min(self.settings.anabranch_grace_period_seconds, self.shutdown.seconds_left())
-        if not stopping:
-            rebalance_seconds = self.settings.anabranch_rebalance_timeout_seconds
-            seconds = min(
-                seconds, rebalance_seconds * _DRAIN_SHARE_OF_REBALANCE, self._consumer.seconds_left()
-            )
-        began = monotonic()
-        cancelled = await self._delivery.drain(seconds)
-        logger.info(
-            "drained",
-            extra={
-                "cause": "shutdown" if stopping else "rebalance",
-                "seconds": round(monotonic() - began, 3),
-                "cancelled_events": cancelled,
-            },
-        )
+    def _stopping(self) -> None:
+        self._live_recall.end()  # so that the server ends its search while events are waited for
 
-    def reopen(self, assigned: Collection[TP]) -> None:
-        """Called when partitions have been assigned."""
-        logger.info(
-            "partitions assigned",
-            extra={
-                "topic": self.settings.anabranch_input_topic,
-                "partitions": sorted(tp.partition for tp in assigned),
-            },
-        )
-        self._delivery.reopen(len(assigned))
-        # The drain cancelled the attempts, and this member may never write a dead letter again.
-        self._failing_publishers.clear()
-        self._lag.assigned(assigned)
-
-    def commit_failed(self) -> None:
-        """Called when a commit has failed; it will be retried."""
-        self._metrics.retries.labels("commit_failed").inc()
-
-    async def close(self) -> None:
-        """Called after the last event."""
-        # Otherwise it would probe the closed pool, and report an outage.
-        if self._store_watch is not None:
-            self._store_watch.cancel()
-            await asyncio.wait([self._store_watch])
+    async def _close(self) -> None:
         self._live_recall.end()
         await asyncio.gather(
             *(
                 store.close(timeout_seconds=_CLOSE_TIMEOUT_SECONDS)
                 for store in (self._store, self._exact_store)
             )
-        )
-
-    def _mount(self) -> None:
-        """Register the agent and the web pages."""
-        app = self.app
-        source = app.topic(self.settings.anabranch_input_topic, key_serializer="raw", value_serializer="raw")
-
-        @app.agent(source, name="retrieval")
-        async def retrieval(stream: Any) -> None:
-            events: AsyncIterable[EventT[Any]] = stream.noack().events()
-            async for event in events:
-                record = _InputEvent(event)
-                if self._delivery.admit(record):
-                    self._metrics.received.inc()
-                    self._lag.track(self._input(record.partition), record.offset, record.timestamp)
-
-        @app.page("/metrics")
-        async def metrics(web: Any, request: Any) -> Any:
-            content, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
-            return web.bytes(content, headers={"Content-Type": content_type})
-
-        @app.page("/healthz/live")
-        async def live(web: Any, request: Any) -> Any:
-            del request
-            return web.json({"live": True})
-
-        @app.page("/healthz/ready")
-        async def ready(web: Any, request: Any) -> Any:
-            del request
-            readiness = self._readiness()
-            return web.json(readiness.page(), status=200 if readiness.ready else 503)
-
-    def _readiness(self) -> Readiness:
-        health = self._health
-        failing = ", ".join(sorted(self._failing_publishers))
-        return Readiness(
-            store=health.state,
-            store_problem=None if health.ready else f"store: {health.reason}",
-            kafka_problem=self._kafka_health.reason
-            or (f"Kafka does not accept {failing}" if failing else None),
-            partitions=len(self._partitions()),
-            missing_topics=self._topics.missing,
-            stopping=self.shutdown.has_begun,
         )
 
     def _is_busy(self) -> bool:
@@ -394,104 +153,27 @@ class WorkerApp:
             or any(seconds > _MAX_WAITING_SECONDS for _, seconds in self._lag.oldest_waiting())
         )
 
-    async def _watch_topics(self) -> None:
-        try:
-            await self._topics.watch()
-        finally:
-            # Not in `close`, after which it would connect again: the watching task is cancelled last.
-            await self._topic_probe.close()
-
-    async def _watch_store(self) -> None:
+    async def _watch_dependency(self) -> None:
         count_tokens("")  # loads the vocabulary, which takes a quarter of a second, before the first event
         try:
             await self._store.warm_up()
         except TransientError:
             logger.debug("cannot warm up the connection pool; the probe will log the reason")
-        try:
-            await self._health.watch()
-        except StartupRefused as verdict:
-            logger.critical("startup refused: %s", verdict)
-            self.refused = True
-            signal.raise_signal(signal.SIGTERM)  # stop as on SIGTERM: events in flight are completed
+        await self._health.watch()
 
     async def _inspect(self) -> Sequence[Finding]:
-        setting = self.settings.anabranch_principals_setting
         try:
-            findings: Sequence[Finding] = await self._store.inspect(
-                lambda connection: inspect(connection, principals_setting=setting)
-            )
+            findings: Sequence[Finding] = await self._store.inspect(self._inspect_on)
         except StoreMisconfigured as fault:
             if fault.before_connect and self._starting:
                 raise StartupRefused(str(fault)) from None
             raise  # a file named in the settings may be about to be replaced
         return findings
 
-    def _delivery_failed(self, defect: BaseException) -> None:
-        # The event stays unacknowledged; it is read again after the restart.
-        logger.critical("unexpected %s while delivering an event; stopping the worker", type(defect).__name__)
-        self.app.add_future(self.app.crash(defect))
-
-    def _publishing_failed(self, publisher: str, error: BaseException) -> None:
-        self._metrics.retries.labels("kafka_unavailable").inc()
-        if not self._failing_publishers:
-            logger.error("Kafka unreachable or rejecting requests (%s); retrying", type(error).__name__)
-        self._kafka_health.report_error()
-        self._failing_publishers.add(publisher)
-
-    def _publishing_succeeded(self, publisher: str) -> None:
-        if self._failing_publishers == {publisher}:
-            logger.info("Kafka accepts requests again")
-        self._failing_publishers.discard(publisher)
-
-    @property
-    def _consumer(self) -> Any:
-        """Faust's consumer, with the additions of `Transport`."""
-        return self.app.consumer
-
-    def _input(self, partition: Any) -> TP:
-        return TP(self.settings.anabranch_input_topic, partition)
-
-    def _partitions(self) -> Sequence[TP]:
-        """The partitions of the input topic that are assigned to this member."""
-        try:
-            assignment = self.app.consumer.assignment()
-        except Exception:  # noqa: BLE001  # not started yet: Faust raises various exceptions then
-            return []
-        return [tp for tp in assignment if tp.topic == self.settings.anabranch_input_topic]
-
-
-def _faust_app(settings: Settings, connection: BrokerConnection) -> App:
-    session = settings.anabranch_session_timeout_seconds
-    rebalance = settings.anabranch_rebalance_timeout_seconds
-    return App(
-        settings.anabranch_consumer_group,
-        broker=connection.faust_broker(),
-        broker_credentials=connection.faust_credentials(),
-        # Read raw bytes: Faust silently acknowledges events that its own serializers cannot decode.
-        value_serializer="raw",
-        key_serializer="raw",
-        consumer_auto_offset_reset="earliest",
-        consumer_metadata_max_age_ms=int(1000 * _TOPICS_INTERVAL_SECONDS),
-        broker_commit_interval=_COMMIT_INTERVAL_SECONDS,
-        broker_session_timeout=session,
-        broker_heartbeat_interval=min(session / 4, rebalance * _HEARTBEAT_SHARE_OF_REBALANCE),
-        broker_rebalance_timeout=rebalance,
-        broker_request_timeout=max(rebalance, session) + 10.0,
-        broker_max_poll_interval=settings.anabranch_max_poll_interval_seconds,
-        # Faust's default would buffer 4,096 embeddings of 6 KB, and one fetch may return a megabyte of events.
-        stream_buffer_maxsize=2 * settings.anabranch_concurrency,
-        broker_max_poll_records=2 * settings.anabranch_concurrency,
-        # Faust's own wait has no time limit for events that are never acknowledged; `_consumer_wait_empty` has one.
-        stream_wait_empty=False,
-        topic_disable_leader=True,
-        topic_allow_declare=False,
-        table_standby_replicas=0,
-        web_port=settings.anabranch_web_port,
-        web_bind=str(settings.anabranch_web_bind_address),
-        web_stats_enabled=False,
-        web_graph_enabled=False,
-        web_router_enabled=False,
-        web_tables_enabled=False,
-        web_metrics_enabled=False,
-        autodiscover=False,
-    )
+    async def _inspect_on(self, connection: PooledConnection) -> Sequence[Finding]:
+        self._server_versions = await read_versions(connection)
+        return await inspect(
+            connection,
+            principals_setting=self.settings.anabranch_principals_setting,
+            dimensions=self.settings.anabranch_embedding_dimensions,
+        )

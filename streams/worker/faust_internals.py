@@ -553,6 +553,8 @@ class Root(Protocol):
     def publisher(self) -> Publisher: ...
     @property
     def dead_letters(self) -> Publisher: ...
+    @property
+    def reply_publisher(self) -> Publisher: ...
 
     @property
     def revocation_seconds(self) -> float:
@@ -595,7 +597,7 @@ class _Boot(BootStrategy):
         return self._chain(
             self.sensors(),
             self.web_server(),
-            [root.publisher, root.dead_letters],
+            [root.publisher, root.dead_letters, root.reply_publisher],
             self.kafka_consumer(),
             self.agents(),
             self.kafka_conductor(),

@@ -16,11 +16,14 @@ __all__ = ["Lag", "LogConsumer"]
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_SECONDS = 3.0
+# An event that has not been read may seem older by this much: less than the limit of the SLO for freshness.
+_INTERVAL_SECONDS = 1.0
 # Beyond this, a broker does not answer: whether events are waiting is not known.
 _KNOWN_SECONDS = 15.0
 # Maximum number of timestamps per partition. There are only that many while commits fail.
 _MAX_TIMESTAMPS = 8192
+# Likewise of log ends: one for each request to the broker.
+_MAX_ENDS = 512
 
 
 class _Partition(Protocol):
@@ -87,8 +90,10 @@ class Lag(Generic[P]):
         self._bounds: Mapping[P, tuple[int, int]] = {}
         # When the broker last reported a partition's bounds; only since the assignment (monotonic).
         self._known_at: dict[P, float] = {}
-        # When a partition's lag was last 0, or when it was assigned (monotonic).
-        self._idle_at: dict[P, float] = {}
+        # When a partition was assigned (monotonic).
+        self._assigned_at: dict[P, float] = {}
+        # Log end, and when the broker was asked for it (monotonic), ascending; from the last one that is committed on.
+        self._ends: dict[P, deque[tuple[int, float]]] = {}
         # Offset and timestamp of the events that have been read and may not be committed yet, in offset order.
         self._timestamps: dict[P, deque[tuple[int, float]]] = {}
         self._changed = asyncio.Event()
@@ -99,7 +104,8 @@ class Lag(Generic[P]):
         self._timestamps = {tp: deque() for tp in tps}
         self._known_at = {}
         # A rebalance does not answer the events that wait in a partition that stays here.
-        self._idle_at = {tp: self._idle_at.get(tp, now) for tp in tps}
+        self._assigned_at = {tp: self._assigned_at.get(tp, now) for tp in tps}
+        self._ends = {tp: self._ends.get(tp) or deque() for tp in tps}
         self._changed.set()
 
     def track(self, tp: P, offset: int, timestamp: float | None) -> None:
@@ -134,6 +140,7 @@ class Lag(Generic[P]):
         """Query the broker once. Where it does not answer, for all partitions or for one, the last values stay."""
         if not (tps := self._partitions()):
             return
+        asked_at = self._monotonic()
         try:
             bounds = await self._consumer().log_bounds(tps)
         except Exception as error:  # noqa: BLE001  # a gauge must not stop the worker; others report that Kafka fails
@@ -141,10 +148,9 @@ class Lag(Generic[P]):
             return
         self._bounds = {tp: self._bounds[tp] for tp in tps if tp in self._bounds} | dict(bounds)
         now = self._monotonic()
-        for tp in bounds:
+        for tp, (_, end) in bounds.items():
             self._known_at[tp] = now
-            if self._lag(tp) == 0:
-                self._idle_at[tp] = now
+            self._add_end(tp, end, asked_at)
 
     def __call__(self) -> Iterable[tuple[int, int]]:
         """Yield partition and lag, for partitions with known offsets."""
@@ -161,8 +167,8 @@ class Lag(Generic[P]):
     def oldest_waiting(self) -> Iterable[tuple[int, float]]:
         """Yield partition and seconds since its oldest event that is not committed was written; 0 if there is none.
 
-        If that event has not been read, since the lag was last 0, or since the assignment. Likewise if the broker does
-        not answer: then events may be waiting that the worker does not know about.
+        If that event has not been read, since the broker was last known not to have it, or since the assignment.
+        Likewise if the broker does not answer: then events may be waiting that the worker does not know about.
         """
         for tp in self._partitions():
             yield tp.partition, self._waiting_seconds(tp)
@@ -173,8 +179,33 @@ class Lag(Generic[P]):
             return 0.0
         timestamp = self._first_uncommitted(tp) if lag else None
         if timestamp is None:
-            return now - self._idle_at.get(tp, now)
+            return now - self._absent_at(tp, now)
         return max(0.0, self._now() - timestamp)  # a timestamp may be from another machine
+
+    def _add_end(self, tp: P, end: int, at: float) -> None:
+        if (ends := self._ends.get(tp)) is None:
+            return  # not assigned any more
+        if ends and end < ends[-1][0]:
+            ends.clear()  # another topic of this name
+        if ends and end == ends[-1][0] and len(ends) > 1:
+            ends.pop()  # only the last time matters, but the first entry may be the one that is committed
+        ends.append((end, at))
+        self._absent_at(tp, at)  # drops those before it
+        if len(ends) > _MAX_ENDS:
+            self._ends[tp] = deque(islice(ends, 0, None, 2))
+
+    def _absent_at(self, tp: P, now: float) -> float:
+        """When the first event that is not committed did not exist yet, as far as is known; or the assignment.
+
+        Not simply when the lag was last 0: under a steady load, it never is.
+        """
+        committed = self._first(tp)
+        if (ends := self._ends.get(tp)) and committed is not None:
+            while len(ends) > 1 and ends[1][0] <= committed:
+                ends.popleft()
+            if ends[0][0] <= committed:
+                return ends[0][1]
+        return self._assigned_at.get(tp, now)
 
     def _first_uncommitted(self, tp: P) -> float | None:
         """When the first event that is not committed was written; None if it has not been read."""
@@ -187,12 +218,17 @@ class Lag(Generic[P]):
 
     def _lag(self, tp: P) -> int | None:
         """Number of events that are not committed; None if it is not known."""
-        consumer = self._consumer()
-        first = consumer.committed(tp)
+        first = self._first(tp)
         if first is None or tp not in self._bounds:
             return None
         start, end = self._bounds[tp]
-        # Markers of transactions and compacted offsets may follow the last event. Nobody commits them.
-        first = max(first, consumer.next_offset(tp) or 0)
         # Fetches are more recent; and events deleted by retention do not count as lag.
-        return max(0, max(end, consumer.highwater(tp) or 0) - max(start, first))
+        return max(0, max(end, self._consumer().highwater(tp) or 0) - max(start, first))
+
+    def _first(self, tp: P) -> int | None:
+        """The first offset that is not committed and may be an event's; None if it is not known."""
+        consumer = self._consumer()
+        if (committed := consumer.committed(tp)) is None:
+            return None
+        # Markers of transactions and compacted offsets may follow the last event. Nobody commits them.
+        return max(committed, consumer.next_offset(tp) or 0)

@@ -77,7 +77,7 @@ class LiveRecall:
                 self._running = asyncio.create_task(
                     self._measure(
                         replace(search, limit=k, expand_parents=False, with_passages=False),
-                        [candidate.distance for candidate in result.candidates[:k]],
+                        sorted(candidate.distance for candidate in result.candidates)[:k],
                     )
                 )
                 self._running.add_done_callback(self._on_done)

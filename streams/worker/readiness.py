@@ -1,13 +1,14 @@
-"""Whether the worker can answer events: one decision for the readiness page, the metrics and the log."""
+"""Whether a stage can answer events: one decision for the readiness page, the metrics and the log."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from streams.telemetry.metrics import WorkerState
-from streams.worker.store_health import StoreState
+from streams.worker.dependency_health import DependencyState
 
 __all__ = ["Readiness", "watch_readiness"]
 
@@ -15,22 +16,31 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
 
+_OF_DEPENDENCY: Final[Mapping[DependencyState, str]] = {
+    DependencyState.UNKNOWN: "has not been checked yet.",
+    DependencyState.UP: "answers, but the preflight has not passed yet. The log has the reason.",
+    DependencyState.DOWN: "is unavailable. The log has the reason.",
+    DependencyState.MISCONFIGURED: "cannot be used until an operator fixes it. The log has the reason and the remedy.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """The state of everything that answering an event needs.
 
     Attributes:
-        store: the store's state.
-        store_problem: why it cannot be searched, or None.
+        dependency: what events need: ``store`` or ``provider``.
+        state: its state.
+        problem: why it cannot be used, or None.
         kafka_problem: why Kafka cannot be used, or None.
         partitions: number of assigned partitions.
         missing_topics: the topics that do not exist.
-        stopping: the worker is shutting down.
+        stopping: the process is shutting down.
     """
 
-    store: StoreState
-    store_problem: str | None
+    dependency: str
+    state: DependencyState
+    problem: str | None
     kafka_problem: str | None
     partitions: int
     missing_topics: Sequence[str]
@@ -45,19 +55,36 @@ class Readiness:
             "kafka": self.kafka_problem,
             "topics": f"missing topics: {missing}" if missing else None,
             "partitions": None if self.partitions else "no partitions are assigned",
-            "store": self.store_problem,
+            self.dependency: self.problem,
         }
         return {name: problem for name, problem in found.items() if problem is not None}
+
+    @property
+    def public_problems(self) -> Mapping[str, str]:
+        """The same, for everyone who can reach the web port: without addresses, roles and what servers say."""
+        texts = {
+            "worker": "The process is stopping.",
+            "kafka": "Kafka is unreachable or rejects requests. The log has the reason.",
+            "topics": f"Missing topics: {', '.join(self.missing_topics)}.",
+            "partitions": "No partitions are assigned: the group is rebalancing, or has more members than partitions.",
+            self.dependency: f"The {self.dependency} {_OF_DEPENDENCY[self.state]}",
+        }
+        return {name: texts[name] for name in self.problems}
+
+    @property
+    def dependencies(self) -> Mapping[str, str]:
+        """The states of what events need."""
+        return {self.dependency: self.state.value, "kafka": "up" if self.kafka_problem is None else "down"}
 
     @property
     def ready(self) -> bool:
         return not self.problems
 
-    def state(self) -> WorkerState:
+    def gauges(self) -> WorkerState:
         """For the gauges."""
         return WorkerState(
             ready=self.ready,
-            store_up=self.store is StoreState.UP,
+            dependency_up=self.state is DependencyState.UP,
             kafka_up=self.kafka_problem is None,
             assigned_partitions=self.partitions,
         )
@@ -66,8 +93,7 @@ class Readiness:
         """For the readiness page."""
         return {
             "ready": self.ready,
-            "store": self.store.value,
-            "kafka": "up" if self.kafka_problem is None else "down",
+            **self.dependencies,
             "partitions": self.partitions,
             "missing_topics": self.missing_topics,
         }

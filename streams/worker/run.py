@@ -1,4 +1,4 @@
-"""Running the worker process."""
+"""Running a stage as a process: a worker, or an embedding stage."""
 
 import asyncio
 import errno
@@ -6,19 +6,18 @@ import gc
 import logging
 import os
 import socket
-import sys
+from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from typing import NoReturn
 
 import uvloop
 
 from streams.settings import Settings, SettingsError
-from streams.terminal import printable
 from streams.worker.app import WorkerApp
 from streams.worker.faust_internals import Worker
-from streams.worker.store_health import StartupRefused
+from streams.worker.stage_app import StageApp
 
-__all__ = ["run_worker"]
+__all__ = ["run_stage", "run_worker"]
 
 # Objects with references that are created, and not freed, before the youngest generation is collected; then how often
 # that happens before the next older one is.
@@ -49,25 +48,32 @@ def _tune_garbage_collector() -> None:
 
 
 def run_worker(settings: Settings) -> NoReturn:
-    """Run until a signal. Exits with 0 after SIGTERM or SIGINT, with 1 if startup is refused or the worker crashes.
+    """Run a worker until a signal; as `run_stage`."""
+    run_stage(settings, lambda: WorkerApp(settings))
+
+
+def run_stage(settings: Settings, build: Callable[[], StageApp]) -> NoReturn:
+    """Run until a signal. Exits with 0 after SIGTERM or SIGINT, with 1 if the process crashes.
+
+    Args:
+        settings: the stage's.
+        build: returns the stage; called on the event loop's thread, while the loop does not run.
 
     Raises:
         SettingsError: a required setting is missing or unusable.
+        StartupRefused: the preflight finds that it must not run.
     """
     _check_port(settings.anabranch_web_bind_address, settings.anabranch_web_port)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    worker_app = WorkerApp(settings)
-    try:
-        loop.run_until_complete(worker_app.preflight())
-    except StartupRefused as verdict:
-        sys.exit(printable(f"anabranch: startup refused: {verdict}"))
-    worker = Worker(worker_app.app, loop=loop)
+    stage = build()
+    loop.run_until_complete(stage.preflight())
+    worker = Worker(stage.app, loop=loop)
     _tune_garbage_collector()
     try:
         worker.execute_from_commandline()
     except SystemExit as end:
-        code = 1 if worker_app.refused or end.code else 0
+        code = 1 if stage.refused or end.code else 0
     # Everything is stopped and closed. Freeing the memory would take Python half a second, longer on a busy machine.
     logging.shutdown()
     os._exit(code)

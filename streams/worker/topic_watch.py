@@ -33,6 +33,7 @@ class TopicWatch(logging.Filter):
             minute that Kafka does not answer.
         interval_seconds: time between two checks.
         overdue_seconds: how long a check may take before `on_failed` is called.
+        texts: whether the stage is an embedding stage.
 
     Attributes:
         missing: the topics that do not exist, in order; empty until the first check.
@@ -49,6 +50,7 @@ class TopicWatch(logging.Filter):
         on_failed: Callable[[], None],
         interval_seconds: float,
         overdue_seconds: float = _OVERDUE_SECONDS,
+        texts: bool = False,
     ) -> None:
         super().__init__()
         self._fetch_topic_ids = fetch_topic_ids
@@ -59,6 +61,7 @@ class TopicWatch(logging.Filter):
         self._on_failed = on_failed
         self._interval_seconds = interval_seconds
         self._overdue_seconds = overdue_seconds
+        self._texts = texts
         self.missing: Sequence[str] = ()
         self._ids: dict[str, str] = {}
 
@@ -87,7 +90,7 @@ class TopicWatch(logging.Filter):
             overdue.cancel()
         missing = sorted(set(self._topics) - set(found))
         if missing and missing != self.missing:
-            logger.error("%s", MissingTopics(missing))
+            logger.error("%s", MissingTopics(missing, texts=self._texts))
         elif self.missing and not missing:
             logger.info("all topics exist")
         self.missing = missing

@@ -213,6 +213,41 @@ async def test_an_event_that_is_not_read_counts_from_when_there_was_no_lag_last(
     assert bench.waiting() == 300
 
 
+async def test_under_a_steady_load_an_event_that_is_not_read_is_no_older_than_the_last_answer_without_it() -> (
+    None
+):
+    """The lag is never 0, but each event is committed within seconds."""
+    bench = await Bench().idle()
+    end = 10
+    for _ in range(200):
+        end += 30
+        assert await bench.after(3, committed=max(10, end - 40), end=end) <= 6
+    # Now nothing is committed any more.
+    for _ in range(200):
+        end += 30
+        waiting = await bench.after(3, end=end)
+    assert 600 <= waiting <= 606
+
+
+async def test_a_topic_that_was_created_again_counts_from_its_first_event() -> None:
+    bench = await Bench().idle()
+    bench.consumer.offset = 0
+    assert await bench.after(3, end=0) == 0
+    assert await bench.after(9, end=1) == 9
+
+
+async def test_log_ends_take_little_memory_however_long_commits_fail() -> None:
+    bench = await Bench().idle()
+    start()
+    for end in range(11, 5_000):
+        await bench.after(3, end=end)
+    used, _ = get_traced_memory()
+    stop()
+    assert used < 200_000
+    assert bench.waiting() == 3 * (5_000 - 11)
+    assert await bench.after(0, committed=4_000) == pytest.approx(3 * 1_000, rel=0.2)
+
+
 async def test_the_assignment_counts_where_there_was_lag_from_the_start() -> None:
     bench = Bench()
     bench.consumer.bounds = (0, 500)

@@ -7,6 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from streams.core.live_recall import NotMeasured
+from streams.core.replies import REPLY_WARNINGS
 from streams.core.warning_codes import WarningCode
 from streams.telemetry.metrics import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Metrics, WorkerState
 from tests.metric_names import metric_names
@@ -24,6 +25,7 @@ SPECIFIED = {
     "anabranch_dead_letters_total": ("counter", {"code"}),
     "anabranch_placeholder_dead_letters_total": ("counter", set()),
     "anabranch_expired_on_arrival_total": ("counter", set()),
+    "anabranch_replies_total": ("counter", {"outcome"}),
     "anabranch_warnings_total": ("counter", {"code"}),
     "anabranch_retries_total": ("counter", {"cause"}),
     "anabranch_live_recall_total": ("counter", {"size"}),
@@ -39,6 +41,8 @@ SPECIFIED = {
     "anabranch_oldest_waiting_seconds": ("gauge", {"partition"}),
     "anabranch_ready": ("gauge", set()),
     "anabranch_store_up": ("gauge", set()),
+    "anabranch_provider_up": ("gauge", set()),  # an embedding stage's, as the next one
+    "anabranch_embedding_duration_seconds": ("histogram", set()),
     "anabranch_kafka_up": ("gauge", set()),
     "anabranch_assigned_partitions": ("gauge", set()),
     "anabranch_event_loop_delay_seconds": ("histogram", set()),
@@ -137,7 +141,7 @@ def test_series_of_known_labels_exist_before_their_first_event() -> None:
     for histogram in ("event_duration_seconds", "passages_returned", "tokens_used"):
         profiles = labelled(f"anabranch_{histogram}_count", "profile", metrics)
         assert profiles == {"docs", "an operator's"}
-    assert labelled("anabranch_warnings_total", "code", metrics) == set(WarningCode)
+    assert labelled("anabranch_warnings_total", "code", metrics) == {*WarningCode, "other"}
     assert labelled("anabranch_events_total", "outcome", metrics) == {"answered", "dead_lettered", "skipped"}
     assert labelled("anabranch_stage_duration_seconds_count", "stage", metrics) == {
         "decode",
@@ -153,6 +157,9 @@ def test_series_of_known_labels_exist_before_their_first_event() -> None:
     # Every code that a dead letter or a retry may have, and no other: labels are bounded.
     assert labelled("anabranch_dead_letters_total", "code", metrics) == DEAD_LETTERS
     assert labelled("anabranch_retries_total", "cause", metrics) == RETRIES
+    outcomes = {"answered", "dead_lettered", *REPLY_WARNINGS}
+    assert labelled("anabranch_replies_total", "outcome", metrics) == outcomes
+    assert {code for code in WarningCode if code.startswith("reply_")} == {*REPLY_WARNINGS}
 
 
 def test_what_is_read_at_the_scrape_is_read_each_time() -> None:
@@ -174,7 +181,7 @@ def test_the_worker_s_state_is_read_at_the_scrape() -> None:
         return [samples(metrics)[f"anabranch_{name}", frozenset()] for name in names]
 
     assert shown() == [0, 0, 0, 0, 17]
-    state = WorkerState(ready=True, store_up=True, kafka_up=True, assigned_partitions=3)
+    state = WorkerState(ready=True, dependency_up=True, kafka_up=True, assigned_partitions=3)
     assert shown() == [1, 1, 1, 3, 17]
 
 

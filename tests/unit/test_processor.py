@@ -18,6 +18,7 @@ from uuid import UUID
 
 import pytest
 
+from streams.broker.publisher import CheckTarget
 from streams.broker.records import Unreadable
 from streams.core.errors import (
     RecordTooLarge,
@@ -31,15 +32,18 @@ from streams.core.errors import (
 )
 from streams.core.messages import QueryEmbedding, result_id
 from streams.core.profiles import BUILTIN_PROFILES
+from streams.core.replies import ReplyTarget
 from streams.core.selection import Candidate
 from streams.retrieval import ArmResult, Retrieved, Search, StoredPassage
-from streams.telemetry.metrics import Metrics
+from streams.telemetry.metrics import Metrics, StageMetrics
 from streams.wire import Codec
 from streams.wire.deadletter import Origin, read_dead_letter
 from streams.wire.replay_headers import RecordPosition, with_replay_headers
 from streams.worker.delivery import InterruptibleWaits
-from streams.worker.processor import OutagePolicy, Processor
-from streams.worker.store_health import StoreHealth, StoreState
+from streams.worker.dependency_health import DependencyHealth, DependencyState
+from streams.worker.event_processor import OutagePolicy
+from streams.worker.processor import Processor
+from streams.worker.replies import Replies, ReplyTopics
 
 CODEC = Codec()
 CANARY = "canary-3b9e"
@@ -112,6 +116,7 @@ class Sent:
     key: bytes | None
     value: bytes
     headers: Sequence[tuple[str, bytes]]
+    partition: int | None = None
 
     def header(self, name: str) -> str:
         (value,) = (value for other, value in self.headers if other == name)
@@ -119,10 +124,11 @@ class Sent:
 
 
 class Broker:
-    """Records what is published; refuses first what it is given to refuse."""
+    """Records what is published; refuses first what it is given to refuse. It has one topic for replies."""
 
-    def __init__(self, *errors: BaseException) -> None:
+    def __init__(self, *errors: BaseException, replies: Sequence[BaseException] = ()) -> None:
         self._errors = list(errors)
+        self._reply_errors = list(replies)
         self.sent: list[Sent] = []
 
     async def publish(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
@@ -131,6 +137,24 @@ class Broker:
             raise self._errors.pop(0)
         # No event here has a header without a value.
         self.sent.append(Sent(topic, key, value, cast("Sequence[tuple[str, bytes]]", headers)))
+
+    async def publish_reply(
+        self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers, *, check: CheckTarget
+    ) -> None:
+        await check(target, again=False)
+        if self._reply_errors:
+            raise self._reply_errors.pop(0)
+        headers = cast("Sequence[tuple[str, bytes]]", headers)
+        self.sent.append(Sent(target.topic, key, value, headers, target.partition))
+
+    def replies(self, metrics: StageMetrics) -> Replies:
+        async def existing() -> Mapping[str, int | None]:
+            return {"replies": 4}
+
+        allowed = ["replies", "not created"]
+        return Replies(
+            self.publish_reply, allowed=allowed, topics=ReplyTopics(existing), count=metrics.replies
+        )
 
 
 class Bench:
@@ -144,6 +168,9 @@ class Bench:
         then: Literal["block", "dead_letter"] = "block",
         attempts: int = 3,
         model: str | None = None,
+        codec: Codec = CODEC,
+        result_contract: str = "1.0.0",
+        reply_only: bool = False,
     ) -> None:
         self.store = store
         self.broker = broker or Broker()
@@ -151,14 +178,16 @@ class Bench:
         self.findings: list[Any] = []
         self.answers: list[Retrieved] = []
         self.frozen = False
-        self.health = StoreHealth(probe=self._probe, inspect=self._inspect, interval_seconds=0.001)
+        self.health = DependencyHealth(probe=self._probe, inspect=self._inspect, interval_seconds=0.001)
         self.processor = Processor(
-            codec=CODEC,
+            codec=codec,
             store=store,
             health=self.health,
             count_tokens=len,
             publish=self.broker.publish,
             publish_dead_letter=self.broker.publish,
+            replies=self.broker.replies(self.metrics),
+            reply_only=reply_only,
             metrics=self.metrics,
             profiles=BUILTIN_PROFILES,
             default_profile="extraction",
@@ -167,6 +196,7 @@ class Bench:
             dead_letter_topic="dead",
             outage=OutagePolicy(then=then, attempts=attempts, base_seconds=0.001, max_seconds=0.002),
             waits=InterruptibleWaits(),
+            result_contract=result_contract,
             on_answer=self.answers.append,
         )
 
@@ -206,6 +236,9 @@ class Bench:
 
     def retries(self) -> dict[str, float]:
         return self._by("anabranch_retries_total", "cause")
+
+    def replies(self) -> dict[str, float]:
+        return self._by("anabranch_replies_total", "outcome")
 
     def _by(self, name: str, label: str) -> dict[str, float]:
         return {
@@ -370,6 +403,79 @@ async def test_an_event_without_a_model_is_answered_and_so_is_one_of_the_store_s
     await answered(Bench(Scripted(), model="mpnet"), Record.of(embedding_model=None))
     await answered(Bench(Scripted(), model="mpnet"), Record.of(embedding_model="mpnet"))
     await answered(Bench(Scripted(), model=None), Record.of(embedding_model="another"))
+
+
+@pytest.mark.parametrize("contract", ["1.0.0", "1.1.0"])
+async def test_a_result_has_the_version_of_its_own_contract(contract: str) -> None:
+    bench = Bench(Scripted(), result_contract=contract)
+    await answered(bench, Record.of(schema_version="1.7.0"))
+    (sent,) = bench.broker.sent
+    result = CODEC.decode_result(sent.value)
+    assert result.schema_version == contract
+    other = result.model_copy(update={"schema_version": {"1.0.0": "1.1.0", "1.1.0": "1.0.0"}[contract]})
+    assert sent.value[:10] == CODEC.encode_result(result)[:10] != CODEC.encode_result(other)[:10]
+
+
+async def test_warnings_of_earlier_stages_reach_the_answer() -> None:
+    bench = Bench(Scripted())
+    upstream = ["text_truncated", "k_clamped", "text_truncated"]
+    await answered(bench, Record.of(upstream_warnings=upstream, k=1000))
+    result = CODEC.decode_result(bench.broker.sent[0].value)
+    assert result.warnings == ("k_clamped", "text_truncated")
+    assert bench.count("anabranch_warnings_total", code="k_clamped") == 1
+    # Other codes are not bounded, so they have one label.
+    assert bench.count("anabranch_warnings_total", code="other") == 1
+    assert bench.count("anabranch_warnings_total", code="text_truncated") == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "warnings"),
+    [({"explain": True}, ("explanation_unavailable",)), ({"explain": False}, ()), ({"explain": None}, ())],
+)
+async def test_a_missing_explanation_is_a_warning_in_1_0_0(
+    event: dict[str, Any], warnings: tuple[str, ...]
+) -> None:
+    bench = Bench(Scripted())
+    await answered(bench, Record.of(**event))
+    result = CODEC.decode_result(bench.broker.sent[0].value)
+    assert result.explanation is None
+    assert result.warnings == warnings
+
+
+async def test_a_result_of_1_1_0_has_an_explanation_if_the_event_asks_for_one() -> None:
+    bench = Bench(Scripted(), result_contract="1.1.0")
+    await answered(bench, Record.of(explain=True))
+    result = CODEC.decode_result(bench.broker.sent[0].value)
+    assert result.warnings == ()
+    assert result.explanation is not None
+    (arm,) = result.explanation.arms
+    assert (arm.scope, arm.returned) == ("global", result.k_returned)
+    other = Bench(Scripted(), result_contract="1.1.0")
+    await answered(other, Record.of(explain=False))
+    assert CODEC.decode_result(other.broker.sent[0].value).explanation is None
+
+
+PAYLOAD_HEADERS = (
+    *("__value_schema_id", "content-type", "Content-Type", "contentType", "content-encoding"),
+    *("ce_specversion", "ce_type", "CE_id", "__TypeId__", "__ContentTypeId__", "apicurio.value.globalId"),
+    *("kafka_replyTopic", "kafka_replyPartition"),
+)
+OTHER_HEADERS = (
+    *("traceparent", "tracestate", "baggage", "kafka_correlationId", "__key_schema_id", "__KeyTypeId__"),
+    *("x-content-type", "cent", "ce", "anabranch.replay.attempts", ""),
+)
+
+
+async def test_a_result_has_no_header_that_describes_the_events_value() -> None:
+    headers = [(name, name.encode()) for name in (*PAYLOAD_HEADERS, *OTHER_HEADERS, *PAYLOAD_HEADERS)]
+    bench = Bench(Scripted())
+    await answered(bench, replace(Record.of(), headers=headers))
+    assert list(bench.broker.sent[0].headers) == [(name, name.encode()) for name in OTHER_HEADERS]
+
+
+async def test_a_dead_letter_has_all_headers() -> None:
+    headers = [(name, name.encode()) for name in (*PAYLOAD_HEADERS, *OTHER_HEADERS)]
+    await dead(Bench(Scripted()), replace(Record(b"garbage"), headers=headers), "undecodable")
 
 
 async def test_an_event_without_key_and_headers_has_none_in_the_end() -> None:
@@ -557,7 +663,7 @@ async def test_a_store_that_breaks_its_contract_is_a_defect_too(caplog: pytest.L
 
 @pytest.mark.parametrize("then", ["block", "dead_letter"])
 async def test_a_misconfigured_store_is_not_blamed_on_an_event(then: Any) -> None:
-    states: list[StoreState] = []
+    states: list[DependencyState] = []
     bench = Bench(Scripted(*[StoreMisconfigured("a table is missing")] * 12), then=then, attempts=2)
 
     async def check() -> None:
@@ -566,8 +672,8 @@ async def test_a_misconfigured_store_is_not_blamed_on_an_event(then: Any) -> Non
     bench.store._script.append(check)
     await answered(bench, Record.of())
     assert bench.retries() == {"store_misconfigured": 12}
-    assert states == [StoreState.MISCONFIGURED]
-    assert bench.health.state is StoreState.UP  # a search that works is the end of it
+    assert states == [DependencyState.MISCONFIGURED]
+    assert bench.health.state is DependencyState.UP  # a search that works is the end of it
 
 
 async def test_a_result_that_the_broker_does_not_take_is_dead_lettered(

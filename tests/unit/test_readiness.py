@@ -9,50 +9,51 @@ from typing import Any
 import pytest
 
 from streams.telemetry.metrics import WorkerState
+from streams.worker.dependency_health import DependencyState
 from streams.worker.readiness import Readiness, watch_readiness
-from streams.worker.store_health import StoreState
 
 READY = Readiness(
-    store=StoreState.UP,
-    store_problem=None,
+    dependency="store",
+    state=DependencyState.UP,
+    problem=None,
     kafka_problem=None,
     partitions=3,
     missing_topics=[],
     stopping=False,
 )
-DOWN: dict[str, Any] = {"store": StoreState.DOWN, "store_problem": "store: why"}
+DOWN: dict[str, Any] = {"state": DependencyState.DOWN, "problem": "store: why"}
 
 
 @pytest.mark.parametrize(
     ("changes", "problems", "shown"),
     [
-        ({}, {}, WorkerState(ready=True, store_up=True, kafka_up=True, assigned_partitions=3)),
+        ({}, {}, WorkerState(ready=True, dependency_up=True, kafka_up=True, assigned_partitions=3)),
         (DOWN, {"store": "store: why"}, WorkerState(kafka_up=True, assigned_partitions=3)),
         (
             # The store answers, but no preflight has passed since the start.
-            {"store_problem": "store: why"},
+            {"problem": "store: why"},
             {"store": "store: why"},
-            WorkerState(store_up=True, kafka_up=True, assigned_partitions=3),
+            WorkerState(dependency_up=True, kafka_up=True, assigned_partitions=3),
         ),
         (
             {"kafka_problem": "Kafka: why"},
             {"kafka": "Kafka: why"},
-            WorkerState(store_up=True, assigned_partitions=3),
+            WorkerState(dependency_up=True, assigned_partitions=3),
         ),
         (
             {"missing_topics": ["a", "b"]},
             {"topics": "missing topics: a, b"},
-            WorkerState(store_up=True, kafka_up=True, assigned_partitions=3),
+            WorkerState(dependency_up=True, kafka_up=True, assigned_partitions=3),
         ),
         (
             {"partitions": 0},
             {"partitions": "no partitions are assigned"},
-            WorkerState(store_up=True, kafka_up=True),
+            WorkerState(dependency_up=True, kafka_up=True),
         ),
         (
             {"stopping": True},
             {"worker": "the worker is stopping"},
-            WorkerState(store_up=True, kafka_up=True, assigned_partitions=3),
+            WorkerState(dependency_up=True, kafka_up=True, assigned_partitions=3),
         ),
     ],
 )
@@ -61,8 +62,9 @@ def test_everything_that_an_answer_needs_counts(
 ) -> None:
     readiness = replace(READY, **changes)
     assert readiness.problems == problems
+    assert readiness.public_problems.keys() == problems.keys()
     assert readiness.ready is not bool(problems)
-    assert readiness.state() == shown
+    assert readiness.gauges() == shown
     assert readiness.page()["ready"] is shown.ready is readiness.ready
 
 
@@ -87,7 +89,7 @@ async def logged_of(steps: list[Readiness], caplog: pytest.LogCaptureFixture) ->
 
 async def test_each_change_is_one_line_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     down = replace(READY, **DOWN)
-    other_error = replace(down, store_problem="store: another error")
+    other_error = replace(down, problem="store: another error")
     both = replace(down, kafka_problem="Kafka: why")
     joining = replace(READY, partitions=0)
     steps = [joining, joining, READY, READY, down, down, other_error, both, both, joining, READY]

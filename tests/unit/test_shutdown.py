@@ -52,7 +52,7 @@ async def test_a_drain_has_what_is_left_of_the_grace_period(monkeypatch: pytest.
         settings=load({"ANABRANCH_GRACE_PERIOD_SECONDS": "25"}),
         shutdown=ShutdownDeadline(25),
         _delivery=AsyncMock(),
-        _live_recall=Mock(),
+        _stopping=Mock(),
     )
     began = 1000.0
     monkeypatch.setattr(root.shutdown, "_began", began)

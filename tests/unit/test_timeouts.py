@@ -11,7 +11,7 @@ import pytest
 
 from streams.configured import broker_connection
 from streams.settings import load
-from streams.worker.app import _DRAIN_SHARE_OF_REBALANCE, _REVOCATION_SHARE_OF_REBALANCE, _faust_app
+from streams.worker.stage_app import _DRAIN_SHARE_OF_REBALANCE, _REVOCATION_SHARE_OF_REBALANCE, _faust_app
 
 
 @pytest.mark.parametrize(("session", "rebalance"), list(itertools.product([1, 6, 10, 120], [2, 10, 40, 600])))

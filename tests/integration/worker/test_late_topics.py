@@ -57,7 +57,7 @@ async def test_topics_that_appear_late_are_read_within_fifteen_seconds(
     assert f"missing topics: {', '.join(missing)}; run `anabranch topics` to create them" in worker.log
     assert not worker.is_ready()
 
-    await create(channel, channel.output, channel.dead_letters)
+    await create(channel, channel.output, channel.dead_letters, channel.replies)
     await until_missing(worker, [channel.input])
     await create(channel, channel.input)
     created = time.monotonic()
@@ -80,7 +80,7 @@ async def test_a_topic_that_was_created_again_is_read_from_its_beginning(
     *,
     at_once: bool,
 ) -> None:
-    await create(channel, channel.input, channel.output, channel.dead_letters)
+    await create(channel, channel.input, channel.output, channel.dead_letters, channel.replies)
     worker = start_worker(database.worker)
     await worker.until_ready()
     async with OutputReader(channel) as output_reader:
@@ -114,7 +114,7 @@ async def test_an_offset_of_the_deleted_topic_counts_for_nothing_in_its_successo
     database: Database, channel: Channel, start_worker: Callable[..., Worker]
 ) -> None:
     """As a worker commits that has not heard of it yet, while the new topic grows longer than the old one was."""
-    await create(channel, channel.input, channel.output, channel.dead_letters)
+    await create(channel, channel.input, channel.output, channel.dead_letters, channel.replies)
     async with OutputReader(channel) as output_reader:
         worker = start_worker(database.worker)
         await output_reader.until_answered(await ask(channel, 30), seconds=30)

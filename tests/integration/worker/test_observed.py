@@ -1,17 +1,20 @@
 """What operators see: a worker under load, with dead letters and an outage of the store in it."""
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import streams
 from streams.embedded.postgres import EmbeddedPostgres
 from tests.conftest import Database, PostgresServer
+from tests.disclosure import assert_silent
 from tests.integration.corpora import Chunk, Corpus, Document, load, random_uuid, unit_vectors
 from tests.integration.harness import (
     Channel,
@@ -38,6 +41,7 @@ METRICS = {
     "anabranch_dead_letters_total": {"code"},
     "anabranch_placeholder_dead_letters_total": set(),
     "anabranch_expired_on_arrival_total": set(),
+    "anabranch_replies_total": {"outcome"},
     "anabranch_warnings_total": {"code"},
     "anabranch_retries_total": {"cause"},
     "anabranch_live_recall_total": {"size"},
@@ -157,6 +161,7 @@ async def test_an_outage_is_seen_survived_and_counted(
     assert max(during.all("anabranch_oldest_waiting_seconds").values()) > 1
     assert [during.value(f"anabranch_{name}") for name in ("ready", "store_up", "kafka_up")] == [0, 0, 1]
     assert during.value("anabranch_in_flight_events") >= 8
+    await check_live_page_in_outage(worker, database, events)
     await asyncio.sleep(2)
     assert len(output_reader.results) == answered  # nothing is made up
     assert not await asyncio.to_thread(worker.is_ready)
@@ -172,6 +177,12 @@ async def test_an_outage_is_seen_survived_and_counted(
     assert (outcome.lost, outcome.strange, outcome.repeats) == ([], [], 0)
     samples = await settled(worker)
     agree(samples, events, output_reader)
+    shown = await live_status(worker)
+    assert (shown["state"], shown["problems"], shown["lag"], shown["in_flight"]) == ("ready", {}, 0, 0)
+    assert {outcome: count["total"] for outcome, count in shown["events"].items()} == {
+        outcome: count for (outcome,), count in samples.all("anabranch_events_total").items()
+    }
+    assert {each["code"]: each["total"] for each in shown["dead_letters"]} == events.bad
     retries = samples.value("anabranch_retries_total", cause="store_unavailable")
     figures(
         f"{outcome}; not ready {down_after:.1f} s after the crash, ready {up_after:.1f} s after the restart,"
@@ -179,6 +190,34 @@ async def test_an_outage_is_seen_survived_and_counted(
     )
     assert "Traceback" not in worker.log
     assert worker.log.count("store is down") == 1  # told once, however many events met it
+
+
+async def live_status(worker: Worker) -> dict[str, Any]:
+    status, body = await asyncio.to_thread(worker.page, "/status")
+    assert status == 200, body
+    found = json.loads(body)
+    assert isinstance(found, dict)
+    return found
+
+
+async def check_live_page_in_outage(worker: Worker, database: Database, events: Load) -> None:
+    reason = "The store is unavailable. The log has the reason."
+    shown = await live_status(worker)
+    assert (shown["stage"], shown["state"], shown["problems"]) == ("worker", "not_ready", {"store": reason})
+    assert shown["dependencies"] == {"store": "down", "kafka": "up"}
+    assert shown["versions"]["postgresql"].startswith("18")
+    assert (shown["lag"] > 0, shown["oldest_waiting_seconds"] > 1, shown["in_flight"] >= 8) == (
+        True,
+        True,
+        True,
+    )
+    assert {each["code"] for each in shown["dead_letters"]} == {"undecodable", "zero_embedding"}
+    status, page = await asyncio.to_thread(worker.page, "/")
+    assert status == 200
+    for text in ("Anabranch worker", "Not ready", reason, "undecodable", "zero_embedding"):
+        assert text in page, text
+    secrets = [database.worker, database.name, *events.asked, "user:1", str(SESSION), str(TOPIC)]
+    assert_silent(secrets, page, json.dumps(shown))
 
 
 async def settled(worker: Worker) -> Samples:

@@ -33,6 +33,12 @@ NOWHERE = "postgresql://worker:hunter2@127.0.0.1:1/nowhere"
         pytest.param(
             NOWHERE, {"ANABRANCH_SCHEMA_PATH": "/nowhere"}, "ANABRANCH_SCHEMA_PATH", id="no schemas"
         ),
+        pytest.param(
+            NOWHERE,
+            {"ANABRANCH_EMBEDDING_DIMENSIONS": "1024"},
+            "ANABRANCH_RESULT_CONTRACT",
+            id="dimensions that the results' contract cannot express",
+        ),
     ],
 )
 async def test_settings(

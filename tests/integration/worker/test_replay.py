@@ -295,7 +295,7 @@ async def test_two_at_the_same_time(channel: Channel, input_reader: InputReader)
             assert second.stdout == ""
             assert second.stderr.splitlines() == [
                 (
-                    f"anabranch: another replay of {channel.dead_letters} is running"
+                    f"anabranch replay: another replay of {channel.dead_letters} is running"
                     f" (the other member of the consumer group {channel.dead_letters}.replay)"
                 )
             ]

@@ -1,4 +1,6 @@
-"""Tracks the store's health: for readiness, for one log line per change, and to decide when events may start.
+"""Tracks the health of what events need: the store for a worker, the provider for an embedding stage.
+
+For readiness, for one log line per change, and to decide when events may start.
 
 Events report the errors they meet; the probe verifies the state. Each state is logged once when it changes, however
 many events meet it.
@@ -12,12 +14,12 @@ from typing import Protocol
 
 from streams.core.errors import StoreMisconfigured, TransientError
 
-__all__ = ["PreflightFinding", "StartupRefused", "StoreHealth", "StoreState"]
+__all__ = ["DependencyHealth", "DependencyState", "PreflightFinding", "StartupRefused"]
 
 logger = logging.getLogger(__name__)
 
 
-class StoreState(Enum):
+class DependencyState(Enum):
     """The state as shown on the readiness page."""
 
     UNKNOWN = "unknown"
@@ -43,12 +45,14 @@ class PreflightFinding(Protocol):
     def remedy(self) -> str: ...
 
 
-class StoreHealth:
-    """The state of the store, kept up to date by `watch`.
+class DependencyHealth:
+    """The state of the store or the provider, kept up to date by `watch`.
 
     Args:
-        probe: pings the store; raises TransientError.
-        inspect: returns the preflight's findings, on a connection like those for searches; raises TransientError.
+        name: what it is, for the log.
+        probe: pings it; raises TransientError.
+        inspect: returns the preflight's findings, on a connection like those for searches; raises TransientError, or
+            StartupRefused if nothing has passed yet.
         interval_seconds: time between two probes; readiness follows an outage within about two of them.
         inspect_every: number of probes between full preflights, which notice a role that has become unsafe.
         quiet_period_seconds: how long a misconfiguration reported by an event counts if the preflight does not see it.
@@ -57,12 +61,14 @@ class StoreHealth:
     def __init__(
         self,
         *,
+        name: str = "store",
         probe: Callable[[], Awaitable[None]],
         inspect: Callable[[], Awaitable[Sequence[PreflightFinding]]],
         interval_seconds: float = 1.0,
         inspect_every: int = 60,
         quiet_period_seconds: float = 30.0,
     ) -> None:
+        self._name = name
         self._probe = probe
         self._inspect = inspect
         self._interval_seconds = interval_seconds
@@ -73,12 +79,12 @@ class StoreHealth:
         # When an event last reported a misconfiguration that the preflight did not see (loop time, seconds).
         self._reported_at: float | None = None
         self._successes = 0
-        self.state = StoreState.UNKNOWN
+        self.state = DependencyState.UNKNOWN
         self.reason = "no probe yet"
 
     @property
     def ready(self) -> bool:
-        return self.state is StoreState.UP and self._preflight_passed.is_set()
+        return self.state is DependencyState.UP and self._preflight_passed.is_set()
 
     async def wait_admitted(self) -> None:
         """Wait until a preflight has passed: before that, searching may be unsafe."""
@@ -86,20 +92,20 @@ class StoreHealth:
 
     def report(self, fault: TransientError) -> None:
         """Report an event's error. Only misconfiguration is believed at once: a probe cannot see a missing table."""
-        if isinstance(fault, StoreMisconfigured):
+        if fault.needs_fix:
             self._reported_at = asyncio.get_running_loop().time()
-            self._set_state(StoreState.MISCONFIGURED, str(fault))
+            self._set_state(DependencyState.MISCONFIGURED, str(fault))
 
     def report_success(self) -> None:
-        """Report a successful search: any misconfiguration has been fixed."""
+        """Report an event's success: any misconfiguration has been fixed."""
         self._reported_at = None
         self._successes += 1
         # If admission is withdrawn, a successful search had started before, or found no rows.
-        if self.state is StoreState.MISCONFIGURED and not self._withdrawn:
-            self._set_state(StoreState.UP, "a search succeeded")
+        if self.state is DependencyState.MISCONFIGURED and not self._withdrawn:
+            self._set_state(DependencyState.UP, "an event succeeded")
 
     async def ping(self) -> bool:
-        """Ping the store now: after a timeout, the store may be frozen or locked."""
+        """Ping now: after a timeout, the store may be frozen or locked."""
         try:
             await self._probe()
         except TransientError:
@@ -110,13 +116,13 @@ class StoreHealth:
         """Probe indefinitely.
 
         Raises:
-            StartupRefused: the first preflight finds that the store is not safe to use.
+            StartupRefused: the first preflight finds that it is not safe to use.
         """
         probes = 0
         while True:
             due = not self._preflight_passed.is_set() or probes % self._inspect_every == 0
             # A successful ping is not enough: after an outage, an index may still be missing.
-            await self.check(full=due or self.state is not StoreState.UP)
+            await self.check(full=due or self.state is not DependencyState.UP)
             probes += 1
             await asyncio.sleep(self._interval_seconds)
 
@@ -124,7 +130,7 @@ class StoreHealth:
         """Probe once, or run the whole preflight.
 
         Raises:
-            StartupRefused: the first preflight finds that the store is not safe to use.
+            StartupRefused: the first preflight finds that it is not safe to use.
         """
         successes = self._successes
         try:
@@ -132,16 +138,18 @@ class StoreHealth:
                 await self._preflight()
             else:
                 await self._probe()
-                self._set_state(StoreState.UP, "the store answers")
-        except StoreMisconfigured as fault:
-            if self._successes == successes or self._withdrawn:  # otherwise it was fixed during the preflight
-                self._set_state(StoreState.MISCONFIGURED, str(fault))
+                self._set_state(DependencyState.UP, f"the {self._name} answers")
         except TransientError as fault:
-            self._set_state(StoreState.DOWN, str(fault))
+            if not fault.needs_fix:
+                self._set_state(DependencyState.DOWN, str(fault))
+            elif (
+                self._successes == successes or self._withdrawn
+            ):  # otherwise it was fixed during the preflight
+                self._set_state(DependencyState.MISCONFIGURED, str(fault))
         except StartupRefused:
             raise
         except Exception as defect:  # noqa: BLE001  # watching must not stop: readiness would be stale
-            self._set_state(StoreState.DOWN, f"unexpected {type(defect).__name__}")
+            self._set_state(DependencyState.DOWN, f"unexpected {type(defect).__name__}")
 
     async def _preflight(self) -> None:
         findings = await self._inspect()
@@ -168,10 +176,10 @@ class StoreHealth:
             if asyncio.get_running_loop().time() - self._reported_at < self._quiet_period_seconds:
                 return
             self._reported_at = None
-        self._set_state(StoreState.UP, "preflight passed")
+        self._set_state(DependencyState.UP, "preflight passed")
 
-    def _set_state(self, state: StoreState, reason: str) -> None:
+    def _set_state(self, state: DependencyState, reason: str) -> None:
         if state is not self.state:
-            level = logging.INFO if state is StoreState.UP else logging.ERROR
-            logger.log(level, "store is %s: %s", state.value, reason)
+            level = logging.INFO if state is DependencyState.UP else logging.ERROR
+            logger.log(level, "%s is %s: %s", self._name, state.value, reason)
         self.state, self.reason = state, reason

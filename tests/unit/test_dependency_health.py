@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pytest
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable
-from streams.worker.store_health import StartupRefused, StoreHealth, StoreState
+from streams.worker.dependency_health import DependencyHealth, DependencyState, StartupRefused
 
 UP, DOWN, MISCONFIGURED, UNKNOWN = (
-    StoreState.UP,
-    StoreState.DOWN,
-    StoreState.MISCONFIGURED,
-    StoreState.UNKNOWN,
+    DependencyState.UP,
+    DependencyState.DOWN,
+    DependencyState.MISCONFIGURED,
+    DependencyState.UNKNOWN,
 )
 
 
@@ -34,7 +34,7 @@ class Server:
         self.findings: Sequence[Finding] = ()
         self.probes = 0
         self.inspections = 0
-        self.health = StoreHealth(
+        self.health = DependencyHealth(
             probe=self.probe,
             inspect=self.inspect,
             interval_seconds=0.001,
@@ -280,7 +280,7 @@ async def test_a_preflight_that_a_success_overtook_is_out_of_date() -> None:
         await asyncio.sleep(0.01)
         return seen
 
-    health = StoreHealth(probe=server.probe, inspect=inspect_slowly)
+    health = DependencyHealth(probe=server.probe, inspect=inspect_slowly)
     health.report(StoreMisconfigured("a table is missing"))
     check = asyncio.create_task(health.check())
     await looked.wait()
@@ -320,7 +320,7 @@ async def test_a_change_is_one_line_however_often_it_is_met(caplog: pytest.LogCa
         ("ERROR", "store is down: PostgreSQL is unreachable"),
         ("INFO", "store is up: preflight passed"),
         ("ERROR", "store is misconfigured: a table is missing; run `anabranch migrate`"),
-        ("INFO", "store is up: a search succeeded"),
+        ("INFO", "store is up: an event succeeded"),
     ]
 
 
