@@ -1,0 +1,1 @@
+"""The embedding stage as a stream processor: reads questions in words, writes query events."""
