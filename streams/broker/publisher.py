@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
     KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
 )
 from mode import Service
 from tenacity import RetryCallState, wait_random_exponential
@@ -18,9 +20,11 @@ from streams.broker.aiokafka_internals import sender_task
 from streams.broker.clients import new_producer
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
+from streams.core.replies import ReplyRefused, ReplyTarget
+from streams.core.warning_codes import WarningCode
 from streams.retries import retry
 
-__all__ = ["TOO_LARGE_ERRORS", "Publisher"]
+__all__ = ["TOO_LARGE_ERRORS", "CheckTarget", "Publisher"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,23 @@ TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)
 _LINGER_MS = 0
 _REQUEST_TIMEOUT_MS = 15_000
 _STOP_SECONDS = 5.0
+
+
+class CheckTarget(Protocol):
+    """Checks whether a reply's topic and partition exist."""
+
+    async def __call__(self, target: ReplyTarget, *, again: bool) -> None:
+        """Check it.
+
+        Args:
+            target: where to.
+            again: they existed, but an attempt has failed: ask the broker.
+
+        Raises:
+            ReplyRefused: they do not.
+            KafkaError: the broker does not answer.
+        """
+        ...
 
 
 class Publisher(Service):
@@ -44,6 +65,7 @@ class Publisher(Service):
         compression: one of Kafka's codecs; None: no compression.
         sleep: waits between two attempts of `publish`; an exception that it raises ends `publish`.
         stop_seconds: returns how long the producer may take to close; called when it closes.
+        connect_first: whether it has started only when it is connected; otherwise the first record connects it.
     """
 
     logger = logging.getLogger("mode")  # logs each step of a service's life cycle
@@ -58,6 +80,7 @@ class Publisher(Service):
         compression: str | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         stop_seconds: Callable[[], float] = lambda: _STOP_SECONDS,
+        connect_first: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,13 +92,15 @@ class Publisher(Service):
         self._wait = wait_random_exponential(multiplier=min_wait, max=max_wait)
         self._sleep = sleep
         self._stop_seconds = stop_seconds
+        self._connect_first = connect_first
         self._producer: AIOKafkaProducer | None = None
         self._replacing = asyncio.Lock()
         self._is_stopped = False
 
     async def on_start(self) -> None:
         """Connect; retry until it succeeds."""
-        await self._retry(self._connect, asyncio.sleep)
+        if self._connect_first:
+            await self._retry(self._connect, asyncio.sleep)
 
     async def on_stop(self) -> None:
         """Close the producer. Every awaited `publish` has already returned."""
@@ -97,6 +122,51 @@ class Publisher(Service):
             producer = await self._healthy_producer()
             await producer.send_and_wait(topic, value=value, key=key, headers=list(headers))
 
+        await self._publish(send)
+
+    async def publish_reply(
+        self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers, *, check: CheckTarget
+    ) -> None:
+        """Publish one record where a caller wants it; returns when the broker has acknowledged it.
+
+        Retries indefinitely, like `publish`, as long as the target exists.
+
+        Args:
+            target: the topic and the partition.
+            key: the record's key.
+            value: its value.
+            headers: its headers.
+            check: called before each attempt; raises ReplyRefused if the target does not exist.
+
+        Raises:
+            ReplyRefused: the target does not exist, or the broker does not authorize the worker to write there.
+            ResultTooLarge: the topic does not accept a record of this size.
+        """
+        exists = False
+        attempts = 0
+
+        async def send() -> None:
+            nonlocal exists, attempts
+            attempts += 1
+            await check(target, again=exists)
+            exists = True
+            producer = await self._healthy_producer()
+            try:
+                await _wait_for_partition(producer, target)
+                await producer.send_and_wait(
+                    target.topic, value=value, key=key, partition=target.partition, headers=list(headers)
+                )
+            except TopicAuthorizationFailedError:
+                raise ReplyRefused(WarningCode.REPLY_NOT_AUTHORIZED) from None
+
+        try:
+            await self._publish(send)
+        except ReplyRefused:
+            if exists or attempts > 1:  # the broker has answered since the last failure
+                self._on_success()
+            raise
+
+    async def _publish(self, send: Callable[[], Awaitable[None]]) -> None:
         try:
             await self._retry(send, self._sleep)
         except TOO_LARGE_ERRORS as error:
@@ -147,6 +217,15 @@ class Publisher(Service):
     def _report_fault(self, state: RetryCallState) -> None:
         if state.outcome is not None and (error := state.outcome.exception()) is not None:
             self._on_fault(error)
+
+
+async def _wait_for_partition(producer: AIOKafkaProducer, target: ReplyTarget) -> None:
+    """Wait until the producer's metadata, which may be minutes old, have the partition: aiokafka asserts that."""
+    if target.partition is None or target.partition in await producer.partitions_for(target.topic):
+        return
+    await producer.client.force_metadata_update()
+    if target.partition not in await producer.partitions_for(target.topic):
+        raise UnknownTopicOrPartitionError(f"{target.topic}[{target.partition}]")
 
 
 async def _close(producer: AIOKafkaProducer, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Which topics exist, and the id that Kafka assigns to a topic on creation.
+"""Which topics exist, with how many partitions, and the id that Kafka assigns to a topic on creation.
 
 A topic that was deleted and created again has the same name but a different id; offsets of one mean nothing in the
 other. aiokafka requests metadata in a version that does not have ids yet.
@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -118,6 +119,20 @@ class _TopicIdsRequest(Request[_TopicIdsStruct]):  # type: ignore[misc]  # aioka
         return request_struct_class([(_NO_ID, topic, {}) for topic in self._topics], False, False, {})  # noqa: FBT003  # positional fields
 
 
+@dataclass(frozen=True, slots=True)
+class _ExistingTopic:
+    """A topic that exists.
+
+    Attributes:
+        id: empty if the broker has no ids (before Kafka 3.1).
+        partitions: their number; None if the broker does not report it: it does not authorize this client, or is just
+            creating the topic.
+    """
+
+    id: str
+    partitions: int | None
+
+
 # How long one broker may take to answer before the next one is asked.
 _NODE_SECONDS: Final = 5.0
 
@@ -125,7 +140,14 @@ _NODE_SECONDS: Final = 5.0
 async def topic_ids(client: AIOKafkaClient, topics: Collection[str]) -> Mapping[str, str]:
     """Each existing topic's id; empty if the broker has no ids (before Kafka 3.1). Missing topics are omitted.
 
-    Brokers are asked in random order until one answers.
+    Raises:
+        KafkaError: every broker is unreachable or rejects the request.
+    """
+    return {name: topic.id for name, topic in (await _existing_topics(client, topics)).items()}
+
+
+async def _existing_topics(client: AIOKafkaClient, topics: Collection[str]) -> Mapping[str, _ExistingTopic]:
+    """Those of the topics that exist. Brokers are asked in random order until one answers.
 
     Raises:
         KafkaError: every broker is unreachable or rejects the request.
@@ -137,27 +159,32 @@ async def topic_ids(client: AIOKafkaClient, topics: Collection[str]) -> Mapping[
     for node in nodes[:-1]:
         try:
             async with asyncio.timeout(_NODE_SECONDS):
-                return await _topic_ids_from(client, node, topics)
+                return await _existing_topics_from(client, node, topics)
         except (KafkaError, OSError, TimeoutError) as error:
             logger.debug("broker %s does not report topic ids (%s)", node, type(error).__name__)
-    return await _topic_ids_from(client, nodes[-1], topics)
+    return await _existing_topics_from(client, nodes[-1], topics)
 
 
-async def _topic_ids_from(client: AIOKafkaClient, node: int, topics: Collection[str]) -> Mapping[str, str]:
+async def _existing_topics_from(
+    client: AIOKafkaClient, node: int, topics: Collection[str]
+) -> Mapping[str, _ExistingTopic]:
     response: Any
     try:
         response = await client.send(node, _TopicIdsRequest(topics))
     except NotImplementedError:  # aiokafka's error if the broker is too old for the request
         response = await client.send(node, MetadataRequest(list(topics), allow_auto_topic_creation=False))
     return {
-        found["topic"]: str(found["topic_id"]) if found.get("topic_id", _NO_ID) != _NO_ID else ""
+        found["topic"]: _ExistingTopic(
+            str(found["topic_id"]) if found.get("topic_id", _NO_ID) != _NO_ID else "",
+            len(found["partitions"]) or None,
+        )
         for found in response.to_object()["topics"]
         if found["error_code"] != UnknownTopicOrPartitionError.errno
     }
 
 
 class TopicProbe:
-    """Fetches topic ids repeatedly over one connection.
+    """Looks repeatedly, over one connection, which topics exist.
 
     Args:
         options: keyword arguments of an aiokafka client.
@@ -178,11 +205,22 @@ class TopicProbe:
         Raises:
             KafkaError: the broker is unreachable or rejects the request; the next call connects again.
         """
+        return {name: topic.id for name, topic in (await self._fetch()).items()}
+
+    async def fetch_partitions(self) -> Mapping[str, int | None]:
+        """The number of partitions of each topic that exists; None: the broker does not report it.
+
+        Raises:
+            KafkaError: as above.
+        """
+        return {name: topic.partitions for name, topic in (await self._fetch()).items()}
+
+    async def _fetch(self) -> Mapping[str, _ExistingTopic]:
         try:
             if self._client is None:
                 self._client = AIOKafkaClient(**self._options)
                 await self._client.bootstrap()
-            return await topic_ids(self._client, self._topics)
+            return await _existing_topics(self._client, self._topics)
         except BaseException:
             await self.close()
             raise

@@ -18,6 +18,7 @@ from streams.broker.publisher import TOO_LARGE_ERRORS
 from streams.broker.range_reader import read_range
 from streams.broker.records import Unreadable
 from streams.broker.topics import partitions_of
+from streams.rate_limiter import RateLimiter
 from streams.replay.dead_letters import (
     DeadLetter,
     Disposition,
@@ -29,7 +30,6 @@ from streams.replay.dead_letters import (
 from streams.replay.journal import BadEntry, Entry, Journal
 from streams.replay.lock import Lock, LockHeld, lock_group
 from streams.replay.offsets import Offsets
-from streams.replay.rate_limiter import RateLimiter
 from streams.replay.tally import Tally
 from streams.wire.replay_headers import RecordPosition, replay_source
 

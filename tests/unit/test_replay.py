@@ -1,15 +1,12 @@
 """Which dead letters are replayed, what comes back of them, and what is remembered: without Kafka."""
 
-import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock
 
 import pytest
 from aiokafka import TopicPartition
@@ -18,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.broker.records import Unreadable
-from streams.cli import exchange
+from streams.broker.topics import MissingTopics
 from streams.cli import replay as view
 from streams.cli.main import commands
 from streams.core.errors import GaveUp, UnknownProfile, UnreadableBatch
+from streams.rate_limiter import RateLimiter
 from streams.replay.dead_letters import (
     DeadLetter,
     Disposition,
@@ -34,10 +32,8 @@ from streams.replay.dead_letters import (
 from streams.replay.journal import JOURNAL_HEADER, BadEntry, Entry, Journal, is_entry
 from streams.replay.lock import _Election
 from streams.replay.offsets import Offsets
-from streams.replay.rate_limiter import RateLimiter
 from streams.replay.run import Replay, ReplayError, _PartitionScan
 from streams.replay.tally import Tally
-from streams.settings import load
 from streams.terminal import Console
 from streams.wire.deadletter import (
     NotADeadLetter,
@@ -47,7 +43,6 @@ from streams.wire.deadletter import (
     read_dead_letter,
 )
 from streams.wire.replay_headers import RecordPosition, replay_attempts, replay_source, with_replay_headers
-from tests.bad_inputs import EVENT_ID, avro_event, json_event
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 ADDED = error_headers(UnknownProfile("no such profile"), topic="in", partition=2, offset=7)
@@ -385,7 +380,7 @@ def test_a_bad_option_is_reported_in_one_line(arguments: list[str], said: str) -
     done = CliRunner().invoke(commands, ["replay", *arguments])
     assert done.exit_code == 2
     assert len(done.output.splitlines()) == 1, done.output
-    assert done.output.startswith("anabranch: replay: ")
+    assert done.output.startswith("anabranch replay: ")
     assert said in done.output
 
 
@@ -438,80 +433,20 @@ def test_a_replay_says_how_to_check() -> None:
     assert shown(Tally([(dead_letter(), Disposition.EXHAUSTED)]), rate=1.0)[-1] == "replayed 0 to in"
 
 
-# Tail
-
-
-def tailed(*records: Any, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """What `anabranch tail` prints of these records, and its line for people."""
-
-    @asynccontextmanager
-    async def consumer(*_: Any, **__: Any) -> AsyncIterator[Any]:
-        async def read() -> AsyncIterator[Any]:
-            for one in records:
-                yield one
-
-        yield read()
-
-    lines: list[str] = []
-    notices: list[str] = []
-    with (
-        patch.object(exchange, "running_consumer", consumer),
-        patch.object(exchange, "partitions_of", AsyncMock()),
-    ):
-        options = {"dead_letters": True, "from_beginning": False, "limit": None} | options
-        asyncio.run(exchange.tail_topic(load({}), {}, **options, show=lines.append, notify=notices.append))
-    return [json.loads(line) for line in lines], notices
-
-
-def tail_record(value: bytes | None, key: bytes | None = None) -> Any:
-    return SimpleNamespace(
-        partition=2, offset=7, timestamp=1_777_636_800_250, key=key, value=value, headers=ADDED
+@pytest.mark.parametrize(
+    ("texts", "setting", "hint"),
+    [(False, "(ANABRANCH_INPUT_TOPIC)", ""), (True, "(ANABRANCH_TEXT_TOPIC)", " --texts")],
+)
+def test_hints_fit_the_stage(texts: bool, setting: str, hint: str) -> None:  # noqa: FBT001  # a parameter of the test
+    letters = [(dead_letter(), Disposition.REPLAY), (dead_letter(partition=1), Disposition.OTHER_TOPIC)]
+    output = io.StringIO()
+    outcome = view.Outcome(Tally(letters), "in", "dead", 3, 1.0, 0, texts=texts)
+    view.show(outcome, Console(file=output, width=120))
+    assert f"not read from in {setting}: " in output.getvalue()
+    assert output.getvalue().endswith(f": anabranch tail --dead-letters --from-beginning{hint}\n")
+    assert str(MissingTopics(["b", "a"], texts=texts)) == (
+        f"missing topics: a, b; run `anabranch topics{hint}` to create them"
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "event_id"),
-    [
-        (json_event(profile="main"), EVENT_ID),
-        (json_event(k="canary"), EVENT_ID),
-        (json_event(schema_version="2.0.0"), EVENT_ID),
-        (avro_event(embedding=[0.5]), EVENT_ID),
-        (json_event(event_id=EVENT_ID.upper()), EVENT_ID),
-        (json_event(event_id="canary"), None),
-        (json_event()[:-9], None),
-        (b"", None),
-        (None, None),
-    ],
-)
-def test_a_tail_of_dead_letters_names_the_event_and_nothing_else_of_it(
-    value: bytes | None, event_id: str | None
-) -> None:
-    ([found], _) = tailed(tail_record(value, b"the key"))
-    assert found == {
-        "partition": 2,
-        "offset": 7,
-        "timestamp": "2026-05-01T12:00:00.250000Z",
-        "key": "the key",
-        "event_id": event_id,
-        "headers": {name: content.decode() for name, content in ADDED},
-    }
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [(None, None), (b"", ""), ("Ω".encode(), "Ω"), (b"\x1b[2J", "0x1b5b324a"), (b"\xff\x00", "0xff00")],
-)
-def test_a_key_is_text_or_hexadecimal(key: bytes | None, expected: str | None) -> None:
-    ([found], _) = tailed(tail_record(b"", key))
-    assert found["key"] == expected
-
-
-def test_a_tail_says_that_it_waits() -> None:
-    assert tailed()[1] == ["waiting for new dead letters; --from-beginning shows older ones; Ctrl-C ends"]
-    assert tailed(dead_letters=False)[1] == [
-        "waiting for new results; --from-beginning shows older ones; Ctrl-C ends"
-    ]
-    assert tailed(from_beginning=True)[1] == ["showing dead letters from the beginning; Ctrl-C ends"]
 
 
 def test_a_code_of_several_is_carried() -> None:
