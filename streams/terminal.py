@@ -7,13 +7,14 @@ linter forbids other ways of printing.
 
 import json
 import re
+import sys
 from typing import Any, Final, cast
 
 import click
 import rich.console
 import rich.text
 
-__all__ = ["Console", "Text", "echo", "json_text", "printable"]
+__all__ = ["Console", "Text", "echo", "json_text", "printable", "write"]
 
 # Spaces of any width are printed unchanged; line separators are not.
 _SPACES: Final = re.compile(r"[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
@@ -55,6 +56,14 @@ def _escaped(char: str) -> str:
 def echo(text: str, *, err: bool = False) -> None:
     """Print one or more lines."""
     click.echo(printable(text, lines=True), err=err)
+
+
+def write(text: str) -> None:
+    """Print a text for a program or a person: unchanged into a pipe or file, printable on a terminal."""
+    if sys.stdout.isatty():
+        echo(text)
+    else:
+        sys.stdout.write(f"{text}\n")  # click would remove escape sequences
 
 
 class Text(rich.text.Text):

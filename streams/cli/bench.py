@@ -1,16 +1,32 @@
 """`anabranch bench`: runs the measurements and prints them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
 from streams.bench.run import BenchReport, Line, bench_deployment, bench_embedded
 from streams.bench.world import Workload
+from streams.cli.errors import Unusable
+from streams.cli.publish import read_events
 from streams.core.messages import QueryEmbedding
 from streams.settings import Settings
 from streams.terminal import Console, Text, echo, json_text
 
-__all__ = ["as_json", "bench", "show"]
+__all__ = ["as_json", "bench", "read_all", "show"]
+
+
+def read_all(lines: Iterable[bytes], *, dimensions: int) -> list[QueryEmbedding]:
+    """The events of all lines, as `anabranch publish` reads them.
+
+    Raises:
+        Unusable: a line is invalid; every such line is reported first.
+    """
+    valid, invalid = read_events(lines, dimensions=dimensions)
+    for line in invalid:
+        echo(str(line), err=True)
+    if invalid:
+        raise Unusable(f"--events: {len(invalid)} of {len(valid) + len(invalid)} lines are invalid")
+    return [line.event for line in valid]
 
 
 async def bench(

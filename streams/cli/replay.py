@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES
+from streams.core.embedding_errors import text_codes_that_fail_again
 from streams.core.errors import codes_that_fail_again
 from streams.replay.dead_letters import REFUSED, Disposition, ReplayFilter
 from streams.replay.run import Replay
@@ -31,6 +32,7 @@ class Outcome:
     Attributes:
         rate: events per second; None if nothing was written.
         recovered: how many of the previously replayed ones an interrupted replay had not recorded.
+        texts: whether the dead letters are an embedding stage's.
     """
 
     tally: Tally
@@ -39,6 +41,7 @@ class Outcome:
     max_attempts: int
     rate: float | None
     recovered: int
+    texts: bool = False
 
 
 def period(
@@ -81,8 +84,17 @@ async def replay(
     replay_filter: ReplayFilter,
     max_attempts: int,
     rate: float | None,
+    texts: bool = False,
 ) -> Outcome:
     """Preview (without a rate), or replay with this many events per second.
+
+    Args:
+        settings: for the topics.
+        options: for the clients.
+        replay_filter: which dead letters.
+        max_attempts: skip events that were replayed this many times.
+        rate: events per second; None: preview.
+        texts: whether the settings are an embedding stage's.
 
     Raises:
         ReplayError: the replay is not possible.
@@ -113,6 +125,7 @@ async def replay(
         max_attempts,
         rate,
         work.recovered,
+        texts,
     )
 
 
@@ -180,6 +193,7 @@ def _conclusion(outcome: Outcome) -> list[str]:
         if due:
             done.append(
                 "events that fail again become new dead letters: anabranch tail --dead-letters --from-beginning"
+                + (" --texts" if outcome.texts else "")
             )
         return done
     if not due:
@@ -194,7 +208,7 @@ def _conclusion(outcome: Outcome) -> list[str]:
 def _events_that_fail_again(tally: Tally) -> str | None:
     counts: Counter[str] = Counter()
     for row in tally.rows:
-        if row.code in codes_that_fail_again():
+        if row.code in codes_that_fail_again() | text_codes_that_fail_again():
             counts[row.code] += row.dispositions[Disposition.REPLAY]
     if not (number := counts.total()):
         return None
@@ -208,7 +222,8 @@ def _skip_reason(outcome: Outcome, disposition: Disposition) -> Text:
     reason = {
         Disposition.EXHAUSTED: f"replayed {outcome.max_attempts} times or more and dead-lettered again"
         " (--max-attempts)",
-        Disposition.OTHER_TOPIC: f"not read from {outcome.input_topic} (ANABRANCH_INPUT_TOPIC)",
+        Disposition.OTHER_TOPIC: f"not read from {outcome.input_topic}"
+        f" ({'ANABRANCH_TEXT_TOPIC' if outcome.texts else 'ANABRANCH_INPUT_TOPIC'})",
         Disposition.NOT_A_DEAD_LETTER: "not written by Anabranch (no header anabranch.error.code)",
         Disposition.TOO_LARGE: f"too large for {outcome.input_topic} with the replay headers:"
         f" increase its max.message.bytes by {DEAD_LETTER_MARGIN_BYTES}, then replay again",

@@ -46,14 +46,20 @@ class ValidateOptions:
     bounds: Bounds
 
 
-def read(lines: Iterable[str] | None, *, principals: Sequence[str], relevant_grade: int) -> list[GoldenQuery]:
+def read(
+    lines: Iterable[str] | None, *, principals: Sequence[str], dimensions: int, relevant_grade: int
+) -> list[GoldenQuery]:
     """Read a golden set; None: the sample's.
 
     Raises:
         GoldenError: the golden set is invalid.
     """
     try:
-        queries = read_golden(sample_lines(sample.load()) if lines is None else lines, principals=principals)
+        queries = read_golden(
+            sample_lines(sample.load()) if lines is None else lines,
+            principals=principals,
+            dimensions=dimensions,
+        )
     except UnicodeDecodeError:
         raise GoldenError("the file is not valid UTF-8") from None
     below_grade = [
@@ -123,6 +129,7 @@ async def _directly(
     direct = DirectStore(
         store,
         principals_setting=settings.anabranch_principals_setting,
+        dimensions=settings.anabranch_embedding_dimensions,
         profiles=profiles,
         default_profile=settings.anabranch_default_profile,
         embedding_model=settings.anabranch_embedding_model,

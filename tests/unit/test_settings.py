@@ -8,7 +8,23 @@ from typing import Any
 
 import pytest
 
-from streams.settings import Settings, SettingsError, environment_names, load, secret_names
+from streams.configured import result_contract
+from streams.settings import (
+    EmbedderSettings,
+    EmbeddingSettings,
+    IngestionSettings,
+    Settings,
+    SettingsError,
+    _FromMapping,
+    environment_names,
+    load,
+    load_all,
+    load_embedder,
+    load_embedding,
+    load_ingestion,
+    misspelt_names,
+    secret_names,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
 SECRET = "canary-5e0f"
@@ -34,8 +50,10 @@ SPECIFIED: dict[str, Any] = {
     "ANABRANCH_EXACT_SCAN_ROWS": 20_000,
     "ANABRANCH_LIVE_RECALL_SHARE": 0.01,
     "ANABRANCH_EMBEDDING_MODEL": None,
+    "ANABRANCH_EMBEDDING_DIMENSIONS": 768,
     "ANABRANCH_PRINCIPALS_SETTING": "anabranch.principals",
     "ANABRANCH_SCHEMA_PATH": None,
+    "ANABRANCH_RESULT_CONTRACT": "1.0.0",
     "ANABRANCH_STORE_OUTAGE": "block",
     "ANABRANCH_RETRY_ATTEMPTS": 3,
     "ANABRANCH_RETRY_BASE_SECONDS": 1,
@@ -73,18 +91,35 @@ def test_the_process_s_own_environment_is_read(monkeypatch: pytest.MonkeyPatch) 
     assert load().anabranch_concurrency == 3
 
 
+def test_dimensions_that_1_0_0_cannot_express_require_a_newer_result_contract() -> None:
+    newer, other = {"ANABRANCH_RESULT_CONTRACT": "1.1.0"}, {"ANABRANCH_EMBEDDING_DIMENSIONS": "1024"}
+    assert result_contract(load({})) == "1.0.0"
+    assert result_contract(load(newer)) == result_contract(load(newer | other)) == "1.1.0"
+    with pytest.raises(SettingsError) as caught:
+        result_contract(load(other))
+    assert str(caught.value) == (
+        "ANABRANCH_RESULT_CONTRACT=1.0.0 cannot express results for 1024 dimensions: upgrade all consumers of the"
+        " results, then set it to 1.1.0"
+    )
+    assert "ANABRANCH_RESULT_CONTRACT" in error_of({"ANABRANCH_RESULT_CONTRACT": "1.2.0"})
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load({}).anabranch_concurrency = 2
 
 
-@pytest.mark.parametrize("name", ["ANABRANCH_CONCURENCY", "ANABRANCH_", "ANABRANCH_CONCURRENCY_FILE"])
+@pytest.mark.parametrize("name", ["ANABRANCH_CONCURENCY", "ANABRANCH_CONCURRENCY_FILE"])
 def test_an_unknown_name_stops_the_start(name: str) -> None:
-    assert error_of({name: SECRET}) == f"unknown setting {name}"
+    assert error_of({name: SECRET}).startswith(
+        f"unknown setting {name} (did you mean ANABRANCH_CONCURRENCY?); "
+    )
 
 
 def test_all_unknown_names_are_reported_at_once() -> None:
-    assert error_of({"ANABRANCH_B": "1", "ANABRANCH_A": ""}) == "unknown setting ANABRANCH_A, ANABRANCH_B"
+    assert error_of({"ANABRANCH_B": "1", "ANABRANCH_": ""}) == (
+        "unknown settings ANABRANCH_, ANABRANCH_B; rename or unset them"
+    )
 
 
 def test_other_peoples_names_are_none_of_our_business() -> None:
@@ -113,7 +148,7 @@ def test_what_kubernetes_injects_beside_a_service_is_let_pass() -> None:
 )
 def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
     # Whoever means ANABRANCH_WEB_PORT must hear of it.
-    assert error_of(environment) == f"unknown setting {next(iter(environment))}"
+    assert error_of(environment).startswith(f"unknown setting {next(iter(environment))}")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +172,8 @@ def test_what_only_looks_like_it_is_not(environment: dict[str, str]) -> None:
         ("ANABRANCH_EXACT_SCAN_ROWS", "-1"),
         ("ANABRANCH_LIVE_RECALL_SHARE", "-0.01"),
         ("ANABRANCH_LIVE_RECALL_SHARE", "1.01"),
+        ("ANABRANCH_EMBEDDING_DIMENSIONS", "0"),
+        ("ANABRANCH_EMBEDDING_DIMENSIONS", "4001"),  # pgvector indexes no more
         ("ANABRANCH_RETRY_ATTEMPTS", "0"),
         ("ANABRANCH_PRINCIPALS_SETTING", "principals"),  # PostgreSQL takes only qualified names
         ("ANABRANCH_PRINCIPALS_SETTING", "a.b'; DROP TABLE"),
@@ -196,6 +233,56 @@ def test_a_missing_connection_string_is_reported_in_one_line() -> None:
 def test_a_connection_string_is_passed_through_unparsed(dsn: str) -> None:
     settings = load({"DATABASE_CONNECTION_STRING": dsn, "DATABASE_ADMIN_CONNECTION_STRING": dsn})
     assert (settings.store_dsn, settings.admin_dsn) == (dsn, dsn)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "99999,5432", "5432,65536"])
+def test_a_port_that_does_not_exist_stops_the_start(port: str) -> None:
+    hosts = ",".join(f"h:{each}" for each in port.split(","))
+    for dsn in (
+        f"postgresql://u:{SECRET}@{hosts}/d",
+        f"postgresql://{hosts}",
+        f"postgresql:///d?port={port}",
+    ):
+        for name in ("DATABASE_CONNECTION_STRING", "DATABASE_ADMIN_CONNECTION_STRING"):
+            assert error_of({name: dsn}) == f"{name}: the port must be between 1 and 65535"
+        with pytest.raises(SettingsError, match=r"^DATABASE_INGESTION_CONNECTION_STRING: the port must"):
+            load_ingestion({"DATABASE_INGESTION_CONNECTION_STRING": dsn})
+
+
+def test_a_port_is_not_looked_for_in_the_password() -> None:
+    for dsn in (
+        "postgresql://u:99999@h/d",
+        "postgresql://u:99999@h:5432/d",
+        "postgresql://[::1]:5432",
+        "postgresql://[x",
+    ):
+        assert load({"DATABASE_CONNECTION_STRING": dsn}).store_dsn == dsn
+
+
+@pytest.mark.parametrize(
+    ("servers", "says"),
+    [
+        ("kafka://broker:9092", "must be host:port, comma-separated, without a scheme such as kafka://"),
+        ("a:9092,SASL_SSL://b:9093", "must be host:port, comma-separated, without a scheme such as kafka://"),
+        ("broker:99999", "the port must be between 1 and 65535"),
+        ("a:9092,b:0", "the port must be between 1 and 65535"),
+        ("broker:port", "must be host:port, comma-separated"),
+        ("a:9092 b:9092", "must be host:port, comma-separated"),
+        ("a:1:2", "must be host:port, comma-separated"),
+        ("broker/9092", "must be host:port, comma-separated"),
+        (f"user:{SECRET}@broker:9092", "must be host:port, comma-separated"),
+        (",", "must be host:port, comma-separated"),
+    ],
+)
+def test_a_broker_s_address_is_checked(servers: str, says: str) -> None:
+    assert error_of({"KAFKA_BOOTSTRAP_SERVERS": servers}) == f"KAFKA_BOOTSTRAP_SERVERS: {says}"
+
+
+@pytest.mark.parametrize(
+    "servers", ["broker", "a:9092, b:9092,", "10.0.0.1:9092", "[::1]:9092", "::1", "a_b.c-d:65535"]
+)
+def test_a_broker_s_address_is_passed_through(servers: str) -> None:
+    assert load({"KAFKA_BOOTSTRAP_SERVERS": servers}).kafka_bootstrap_servers == servers
 
 
 def test_the_secrets_are_these() -> None:
@@ -294,4 +381,209 @@ def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_every_setting_is_in_the_table_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z_]+)`", text, flags=re.MULTILINE)
-    assert sorted(rows) == sorted(environment_names())
+    # The embedding stage's are on a page of their own.
+    others = environment_names(IngestionSettings) - environment_names(EmbeddingSettings)
+    assert sorted(rows) == sorted(environment_names() | others)
+
+
+# Names that resemble settings, beside other software's with the same prefixes
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("KAFKA_BOOTSTRAP_SERVER", "KAFKA_BOOTSTRAP_SERVERS"),
+        ("KAFKA_BOOSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS"),
+        ("KAFKA_SASL_PASSWROD", "KAFKA_SASL_PASSWORD"),
+        ("KAFKA_SASL_PASSWORDFILE", "KAFKA_SASL_PASSWORD_FILE"),
+        ("KAFKA_SASL_MECHANISMS", "KAFKA_SASL_MECHANISM"),
+        ("KAFKA_SSL_CA_FILE", "KAFKA_SSL_CAFILE"),
+        ("KAFKA_SECURITY_PROTOKOL", "KAFKA_SECURITY_PROTOCOL"),
+        ("DATABASE_CONECTION_STRING", "DATABASE_CONNECTION_STRING"),
+        ("DATABASE_CONNECTION_STRINGS", "DATABASE_CONNECTION_STRING"),
+        ("DATABASE_ADMIN_CONNECTION_STRNG", "DATABASE_ADMIN_CONNECTION_STRING"),
+    ],
+)
+def test_a_misspelt_name_with_a_shared_prefix_is_found(name: str, meant: str) -> None:
+    assert misspelt_names({name: SECRET}) == {name: meant}
+    assert misspelt_names({name: SECRET, meant: "set"}) == {}  # another program's, then
+    assert misspelt_names({name: ""}) == {}
+    load({name: SECRET})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("KAFKA_HEAP_OPTS", "KAFKA_BROKER_ID", "KAFKA_BROKERS", "KAFKA_ADVERTISED_LISTENERS", "KAFKA_OPTS"),
+        *("KAFKA_SSL_KEYSTORE_PASSWORD", "KAFKA_SSL_TRUSTSTORE_PASSWORD", "KAFKA_SSL_KEYSTORE_LOCATION"),
+        *("KAFKA_SSL_KEY_CREDENTIALS", "KAFKA_SASL_JAAS_CONFIG", "KAFKA_SASL_ENABLED_MECHANISMS"),
+        *("KAFKA_SECURITY_INTER_BROKER_PROTOCOL", "KAFKA_INTER_BROKER_LISTENER_NAME", "KAFKA_CLIENT_ID"),
+        *(
+            "DATABASE_URL",
+            "DATABASE_HOST",
+            "DATABASE_PASSWORD",
+            "DATABASE_CONNECTION",
+            "SCHEMA_REGISTRY_HOST_NAME",
+        ),
+        *("kafka_bootstrap_server", "PATH"),
+    ],
+)
+def test_other_software_s_names_are_not_taken_for_misspelt(name: str) -> None:
+    assert misspelt_names({name: SECRET}) == {}
+
+
+# The embedding stage's own
+
+
+LOCAL = {
+    "ANABRANCH_EMBEDDING_PROVIDER": "local",
+    "ANABRANCH_EMBEDDING_MODEL": "all-mpnet-base-v2",
+    "ANABRANCH_EMBEDDING_PATH": "/model",
+}
+COHERE = {
+    "ANABRANCH_EMBEDDING_PROVIDER": "cohere",
+    "ANABRANCH_EMBEDDING_MODEL": "embed-v4.0",
+    "ANABRANCH_EMBEDDING_API_KEY": SECRET,
+}
+GEMINI = COHERE | {
+    "ANABRANCH_EMBEDDING_SUMMARIZER": "gemini",
+    "ANABRANCH_EMBEDDING_SUMMARIZER_MODEL": "gemini-flash",
+    "ANABRANCH_EMBEDDING_SUMMARIZER_API_KEY": SECRET,
+}
+
+
+def embedding_error_of(environment: dict[str, str]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_embedding(environment)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_stage_s_defaults_are_the_specifications() -> None:
+    settings = load_embedding(LOCAL)
+    assert settings.anabranch_embedding_timeout_seconds == 30
+    assert settings.anabranch_embedding_dimensions == 768
+    assert settings.anabranch_embedding_summarizer == "none"
+    assert settings.anabranch_embedding_calls_per_minute is None
+    assert settings.anabranch_embedding_batch_wait_seconds <= 0.01
+
+
+@pytest.mark.parametrize("environment", [LOCAL, COHERE, GEMINI], ids=["local", "cohere", "gemini"])
+def test_a_complete_environment_needs_all_it_has(environment: dict[str, str]) -> None:
+    load_embedding(environment)
+    for name in environment.keys() - {"ANABRANCH_EMBEDDING_SUMMARIZER"}:
+        message = embedding_error_of({key: value for key, value in environment.items() if key != name})
+        assert message == f"{name} must be set"
+
+
+def test_all_that_is_missing_is_reported_at_once() -> None:
+    assert embedding_error_of({}) == ("ANABRANCH_EMBEDDING_PROVIDER, ANABRANCH_EMBEDDING_MODEL must be set")
+
+
+def test_a_server_with_openai_s_api_needs_no_key() -> None:
+    load_embedding({"ANABRANCH_EMBEDDING_PROVIDER": "openai", "ANABRANCH_EMBEDDING_MODEL": "m"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ANABRANCH_EMBEDDING_PROVIDER", "acme"),
+        ("ANABRANCH_EMBEDDING_DIMENSIONS", "0"),
+        ("ANABRANCH_EMBEDDING_POOLING", "max"),
+        ("ANABRANCH_EMBEDDING_MAX_TOKENS", "1"),
+        ("ANABRANCH_EMBEDDING_BATCH_SIZE", "97"),
+        ("ANABRANCH_EMBEDDING_BATCH_WAIT_SECONDS", "-1"),
+        ("ANABRANCH_EMBEDDING_CALLS_PER_MINUTE", "0"),
+        ("ANABRANCH_EMBEDDING_CALLS_PER_MINUTE", "nan"),
+        ("ANABRANCH_EMBEDDING_TIMEOUT_SECONDS", "inf"),
+        ("ANABRANCH_EMBEDDING_SUMMARIZER", "acme"),
+        ("ANABRANCH_EMBEDDING_SUMMARIZER_TIMEOUT_SECONDS", "0"),
+    ],
+)
+def test_the_stage_s_values_have_domains(name: str, value: str) -> None:
+    assert embedding_error_of(LOCAL | {name: value}).startswith(f"{name}: ")
+
+
+def test_every_class_of_settings_is_known_to_all_commands() -> None:
+    assert {type(each) for each in load_all({})} == {*_FromMapping.__subclasses__()}
+
+
+def test_all_commands_can_share_an_environment() -> None:
+    environment = LOCAL | {
+        "ANABRANCH_CONCURRENCY": "2",
+        "ANABRANCH_TEXT_TOPIC": "texts",
+        "ANABRANCH_EMBEDDING_API_KEY_FILE": "",
+        "DATABASE_INGESTION_CONNECTION_STRING": DSN,
+    }
+    for each in (load, load_embedder, load_embedding, load_ingestion):
+        each(environment)
+        with pytest.raises(SettingsError) as caught:
+            each(environment | {"ANABRANCH_EMBEDDING_KEY": SECRET})
+        assert str(caught.value) == (
+            "unknown setting ANABRANCH_EMBEDDING_KEY (did you mean ANABRANCH_EMBEDDING_API_KEY?); rename or unset it"
+        )
+
+
+def test_the_stage_s_keys_are_secrets(tmp_path: Path) -> None:
+    secrets = secret_names(EmbeddingSettings)
+    assert secrets == {"ANABRANCH_EMBEDDING_API_KEY", "ANABRANCH_EMBEDDING_SUMMARIZER_API_KEY"}
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n", encoding="utf-8")
+    settings = load_embedding(LOCAL | {f"{name}_FILE": str(file) for name in secrets})
+    for name in secrets:
+        assert getattr(settings, name.lower()).get_secret_value() == SECRET
+    assert SECRET not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
+
+
+def test_every_setting_of_the_stage_is_in_its_table_and_no_other() -> None:
+    text = PAGE.with_name("embedding.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `([A-Z_]+)`(?: (\*))? \|", text.split("\n## Settings\n")[1].split("\n## ")[0], re.MULTILINE
+    )
+    own = environment_names(EmbeddingSettings) | environment_names(EmbedderSettings)
+    assert sorted(name for name, _ in rows) == sorted(own)
+    assert {name for name, secret in rows if secret} == secret_names(EmbeddingSettings)
+
+
+def test_the_embedder_stands_before_the_workers() -> None:
+    settings, own = load_embedder(LOCAL | {"ANABRANCH_TEXT_TOPIC": "texts", "ANABRANCH_CONCURRENCY": "3"})
+    assert settings.anabranch_input_topic == "texts"
+    assert settings.anabranch_output_topic == "retrieval.query-embeddings.v1"
+    assert settings.anabranch_dead_letter_topic == "retrieval.query-text-dead-letters.v1"
+    assert settings.anabranch_consumer_group == "anabranch-embedder"
+    assert settings.anabranch_concurrency == 3
+    assert own.anabranch_provider_outage == "block"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"ANABRANCH_TEXT_TOPIC": "retrieval.results.v1"}, "ANABRANCH_TEXT_TOPIC and ANABRANCH_TEXT_DEAD"),
+        ({"ANABRANCH_TEXT_DEAD_LETTER_TOPIC": "retrieval.query-texts.v1"}, "ANABRANCH_TEXT_TOPIC and"),
+        ({"ANABRANCH_EMBEDDER_GROUP": "anabranch"}, "ANABRANCH_EMBEDDER_GROUP must be different"),
+        ({"ANABRANCH_PROVIDER_OUTAGE": "wait"}, "ANABRANCH_PROVIDER_OUTAGE: "),
+        ({"ANABRANCH_TEXT_TOPIK": "texts"}, "unknown setting ANABRANCH_TEXT_TOPIK"),
+    ],
+)
+def test_the_embedder_s_names_must_not_clash(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        load_embedder(LOCAL | environment)
+
+
+# Ingestion's own
+
+
+def test_ingestion_reads_its_own_names_beside_all_others(tmp_path: Path) -> None:
+    settings = load_ingestion(
+        COHERE | {"ANABRANCH_CONCURRENCY": "2", "DATABASE_CONNECTION_STRING": "another"}
+    )
+    assert settings.anabranch_embedding_provider == "cohere"
+    with pytest.raises(SettingsError, match=r"^DATABASE_INGESTION_CONNECTION_STRING is not set"):
+        _ = settings.dsn
+    assert secret_names(IngestionSettings) == {"DATABASE_INGESTION_CONNECTION_STRING"}
+    file = tmp_path / "dsn"
+    file.write_text(f"{DSN}\n", encoding="utf-8")
+    settings = load_ingestion({"DATABASE_INGESTION_CONNECTION_STRING_FILE": str(file)})
+    assert settings.dsn == DSN
+    assert SECRET not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"

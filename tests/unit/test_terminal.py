@@ -14,7 +14,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -23,13 +22,16 @@ from uuid import UUID, uuid4
 
 import pytest
 from aiokafka import ConsumerRecord
-from click import ClickException
-from hypothesis import example, given, settings
+from click import UsageError
+from click.exceptions import Exit
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from streams import sample, terminal
-from streams.cli import check, exchange, replay, stats, validate
-from streams.core.errors import StoreMisconfigured
+from streams.cli import ask, check, publish, replay, settings, stats, tail, validate
+from streams.cli.errors import Failed, reported
+from streams.core.errors import StoreMisconfigured, UnknownProfile
 from streams.demo import conversation
 from streams.demo.screen import Screen
 from streams.demo.summary import summarize
@@ -43,6 +45,7 @@ from streams.store.preflight import Finding
 from streams.store.statistics import Statistics
 from streams.telemetry import logs
 from streams.wire import Codec
+from streams.wire.deadletter import error_headers
 from tests.evaluation import made_up
 
 # Line ends, and spaces of any width.
@@ -60,7 +63,6 @@ HOSTILE = (
     "naïve Ω 漢字 🌊",
 )
 CORPUS = sample.load()
-main = import_module("streams.cli.main")  # the package has a function of this name
 
 
 def hostile(kind: Any, text: str) -> Any:  # noqa: PLR0911  # one for each kind of type
@@ -112,7 +114,7 @@ def tally(text: str) -> Tally:
 
 
 def shows_findings(text: str) -> None:
-    check.table([Finding(text, "unready", text, text)])
+    check.show(check.CheckReport([Finding(text, "unready", text, text)], [(text, text)]))
 
 
 def shows_statistics(text: str) -> None:
@@ -142,21 +144,39 @@ def prints_a_replay_as_json(text: str) -> None:
     terminal.echo(replay.as_json(replay.Outcome(tally(text), text, text, 3, None, 1)))
 
 
+def shows_settings(text: str) -> None:
+    settings.show([settings.ListedSetting("ANABRANCH_CONSUMER_GROUP", text, "file", text)])
+
+
+def prints_settings_as_json(text: str) -> None:
+    terminal.echo(settings.as_json([settings.ListedSetting("ANABRANCH_CONSUMER_GROUP", text, "file", text)]))
+
+
 def tails_a_result(text: str) -> None:
     passage = made_up.passage().model_copy(
         update={"text_content": text, "title": text, "metadata": {text: text}}
     )
-    codec = SimpleNamespace(decode_result=lambda _: made_up.result([passage]))
-    terminal.echo(exchange._result(typing.cast("Codec", codec), record()))
+    result = made_up.result([passage]).model_copy(update={"profile": text, "warnings": (text,)})
+    codec = SimpleNamespace(decode_result=lambda _: result)
+    shown = tail._result(typing.cast("Codec", codec), record(timestamp=0))
+    tail.print_json(shown)
+    tail.print_readable(shown)
 
 
 def tails_a_dead_letter(text: str) -> None:
     raw = text.encode(errors="surrogatepass")
-    terminal.echo(exchange._dead_letter(Codec(), record(headers=[(text, raw)], key=raw, timestamp=0)))
+    clean = text.encode(errors="replace").decode()  # what a worker writes is UTF-8
+    ours = error_headers(UnknownProfile(clean), topic=clean, partition=0, offset=0)
+    for headers in ([(text, raw)], [(text, raw), *ours]):
+        shown = tail._dead_letter(
+            Codec().decode_query, record(headers=headers, key=raw, timestamp=0), default_profile=text
+        )
+        tail.print_json(shown)
+        tail.print_readable(shown)
 
 
 def shows_the_demo(text: str) -> None:
-    screen = Screen(terminal.Console(), CORPUS)
+    screen = Screen(terminal.Console(), CORPUS, show_all=True)
     question = dataclasses.replace(
         CORPUS.queries[0], text=text, principals=(text,), session_id=None, topic_id=None
     )
@@ -169,19 +189,25 @@ def shows_the_demo(text: str) -> None:
     screen.show(answer)
     screen.show(dead_letter)
     screen.show_summary(summarize([answer, dead_letter]), 1.0)
+    screen.show_next_step(answer)
+
+
+def shows_an_answer(text: str) -> None:
+    passage = made_up.passage(page=1).model_copy(update={"title": text, "text_content": text})
+    result = made_up.result([passage], warnings=["k_clamped"]).model_copy(update={"profile": text})
+    question = ask.Question(None, uuid4(), [text], None, None, None, None, None, 1)
+    ask.show(ask.Answer(result, [text]), question, explain=True)
 
 
 def fails(text: str) -> None:
-    main._Failed(f"PostgreSQL: {text}").show()
-    with pytest.raises(SystemExit), patch.object(main, "commands", side_effect=SettingsError(text)):
-        main.main()
+    for error in (Failed(f"PostgreSQL: {text}"), SettingsError(text), UsageError(text), ValueError(text)):
+        with pytest.raises(Exit), reported(f"anabranch {text}"):
+            raise error
 
 
 def names_a_bad_line(text: str) -> None:
-    text = text.encode(errors="replace").decode()  # the file is in UTF-8
-    with pytest.raises(ClickException) as caught:
-        exchange.read_events([json.dumps({text: text}) + text])
-    caught.value.show()
+    _, [invalid] = publish.read_events([(json.dumps({text: text}) + text).encode(errors="surrogatepass")])
+    terminal.echo(str(invalid))
 
 
 def logs_an_error(text: str) -> None:
@@ -198,9 +224,12 @@ PRINTERS: Sequence[Callable[[str], None]] = (
     prints_a_report_as_json,
     shows_a_replay,
     prints_a_replay_as_json,
+    shows_settings,
+    prints_settings_as_json,
     tails_a_result,
     tails_a_dead_letter,
     shows_the_demo,
+    shows_an_answer,
     fails,
     names_a_bad_line,
     logs_an_error,
@@ -237,7 +266,7 @@ def with_examples(test: Any) -> Any:
 @pytest.mark.parametrize("printer", PRINTERS, ids=lambda printer: printer.__name__)
 @with_examples
 @given(text=st.text(max_size=60))
-@settings(max_examples=15)
+@hypothesis_settings(max_examples=15)
 def test_what_is_printed_is_printable(
     printer: Callable[[str], None],
     on_a_terminal: bool,  # noqa: FBT001  # a parameter of the test
@@ -248,6 +277,15 @@ def test_what_is_printed_is_printable(
         output = SGR.sub("", output)
     assert not {char for char in output if not (char.isprintable() or char in WHITE)}, ascii(output)
     output.encode()  # no lone surrogate
+
+
+@with_examples
+@given(text=st.text(max_size=60))
+def test_a_prompt_is_printable_on_a_terminal_and_unchanged_elsewhere(text: str) -> None:
+    text = text.encode(errors="replace").decode()  # a result has no lone surrogate
+    output = printed(terminal.write, text, on_a_terminal=True)
+    assert not {char for char in output if not (char.isprintable() or char in WHITE)}
+    assert printed(terminal.write, text, on_a_terminal=False) == f"{text}\n"
 
 
 @pytest.mark.parametrize(
