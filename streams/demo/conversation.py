@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
 from streams.broker.clients import running_consumer, running_producer
-from streams.core.messages import SCHEMA_VERSION, QueryEmbedding, RetrievalResult
+from streams.core.messages import SCHEMA_VERSION, QueryEmbedding, RetrievalResult, in_oldest_version
 from streams.demo.stack import DemoError, Stack
 from streams.sample import Corpus, GoldenQuery
 from streams.wire import Codec
@@ -82,7 +82,7 @@ class _Client:
         self._codec = Codec()
 
     async def ask(self, question: GoldenQuery) -> Answer:
-        event = QueryEmbedding.parse(self._event(question))
+        event = in_oldest_version(QueryEmbedding.parse(self._event(question)))
         value = self._codec.encode_query(event)
         sent = perf_counter()
         record = await self._exchange(event.event_id, value)

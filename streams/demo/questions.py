@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from streams import sample
 from streams.broker.topics import MissingTopics
 from streams.configured import broker_connection, open_codec
+from streams.core.documents import DocumentError
 from streams.demo.conversation import Answer
 from streams.demo.corpus import load_corpus
 from streams.demo.screen import Screen
@@ -26,6 +27,7 @@ from streams.evaluation.sample import sample_lines
 from streams.evaluation.scoring import percentiles
 from streams.settings import Settings, SettingsError, load
 from streams.store.connect_errors import explain
+from streams.store.ingestion import IngestionError
 from streams.terminal import Console, Text, echo
 
 __all__ = ["ask_questions", "main"]
@@ -46,7 +48,7 @@ def main() -> None:
     except SettingsError as error:
         echo(f"sample: {error}", err=True)
         sys.exit(2)
-    except (NotAnswered, MissingTopics, KafkaError) as error:
+    except (NotAnswered, MissingTopics, KafkaError, IngestionError, DocumentError) as error:
         echo(f"sample: {error}", err=True)
         sys.exit(1)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -62,12 +64,13 @@ async def ask_questions(settings: Settings) -> None:
         SettingsError: the connection string is missing, or a Kafka setting is unusable.
         MissingTopics: at least one topic does not exist.
         KafkaError: the broker is unreachable or rejects the request.
+        IngestionError, DocumentError: the store is not ready, or rejects a document.
         OSError, asyncpg.PostgresError, asyncpg.InterfaceError: the store cannot be reached or written.
     """
     corpus = sample.load()
     await load_corpus(settings.store_dsn, corpus)
     console = Console()
-    screen = Screen(console, corpus)
+    screen = Screen(console, corpus, show_all=True)
     screen.show_introduction(corpus)
     answers: list[Answer] = []
     async with LivePipeline(

@@ -7,23 +7,40 @@ from typing import Any
 from rich.padding import Padding
 from rich.table import Table
 
-from streams.core.messages import DIMENSIONS, Passage
+from streams.core.messages import DIMENSIONS
 from streams.demo.conversation import WRONG_DIMENSIONS, Answer, DeadLetter
-from streams.demo.stack import Stack
+from streams.demo.stack import Stack, client_environment
 from streams.demo.summary import ANSWERED_WELL, expected_rank
+from streams.result_view import facts, passages_table
 from streams.sample import Corpus
+from streams.settings import EmbeddingSettings, secret_names
 from streams.terminal import Console, Text
 
 __all__ = ["Screen"]
 
 _PASSAGES_SHOWN = 3
+# Of different users, by keys of the golden set: in a topic, with a filter, and one question by two users.
+_ANSWERS_SHOWN = frozenset(
+    {
+        *("tranquil-or-shooting", "routing-exercise", "late-delivery-sum"),
+        *("logger-drift-public", "logger-drift-own-notes"),
+    }
+)
 
 
 class Screen:
-    """Shows results as they arrive."""
+    """Shows results as they arrive.
 
-    def __init__(self, console: Console, corpus: Corpus) -> None:
+    Args:
+        console: where to.
+        corpus: what the questions are about.
+        show_all: show all answers, not only a few.
+    """
+
+    def __init__(self, console: Console, corpus: Corpus, *, show_all: bool) -> None:
         self._console = console
+        self._show_all = show_all
+        self._omitted = 0
         self._topics = {topic.id: topic.title for topic in corpus.topics}
         self._sessions = {session.id: session.title for session in corpus.sessions}
 
@@ -42,7 +59,10 @@ class Screen:
 
     def show(self, outcome: Answer | DeadLetter) -> None:
         if isinstance(outcome, Answer):
-            self._show_answer(outcome)
+            if self._show_all or outcome.question.key in _ANSWERS_SHOWN:
+                self._show_answer(outcome)
+            else:
+                self._omitted += 1
         else:
             self._console.print(Text.assemble(("✗ dead letter ", "bold red"), (outcome.code, "red")))
             self._console.print(Padding(Text(outcome.reason, style="dim"), (0, 0, 1, 2)))
@@ -57,25 +77,19 @@ class Screen:
             where = f"topic “{self._topics[question.topic_id]}” and its session"
         elif question.session_id is not None:
             where = f"session “{self._sessions[question.session_id]}”"
-        passages = f"{result.k_returned} passage{'' if result.k_returned == 1 else 's'}"
-        facts = [
-            ", ".join(question.principals),
-            result.profile,
-            where,
-            f"{passages}, {result.tokens_used} tokens, {answer.latency_ms:.0f} ms",
-        ]
-        self._console.print(Text("  " + " · ".join(facts), style="dim"))
-        table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
-        table.add_column("rank", justify="right", style="dim", width=4)
-        table.add_column("scope", width=6)
-        table.add_column("score", justify="right", width=5)
-        table.add_column("passage", ratio=3, no_wrap=True, overflow="ellipsis")
-        table.add_column("source", ratio=2, no_wrap=True, overflow="ellipsis", style="cyan")
-        table.add_column("tokens", justify="right", style="dim", width=9)
-        for passage in result.results[:_PASSAGES_SHOWN]:
-            table.add_row(*_row(passage, answers=answer.question.expected.get(passage.chunk_id, 0) > 0))
-        self._console.print(table)
+        self._console.print(
+            facts(result, principals=question.principals, where=where, duration=f"{answer.latency_ms:.0f} ms")
+        )
+        expected = [chunk_id for chunk_id, grade in question.expected.items() if grade > 0]
+        self._console.print(passages_table(result.results[:_PASSAGES_SHOWN], expected=expected))
+        if result.k_returned > _PASSAGES_SHOWN:
+            self._console.print(Text(f"      … {result.k_returned - _PASSAGES_SHOWN} more", style="dim"))
         self._console.print()
+
+    def show_omitted(self) -> None:
+        """Say how many answers were not shown."""
+        if self._omitted:
+            self._console.print(f"… {self._omitted} more answers; anabranch demo --all shows them\n")
 
     def show_summary(self, summary: Mapping[str, Any], seconds: float) -> None:
         golden, latency = summary["golden"], summary["latency_ms"]
@@ -109,7 +123,21 @@ class Screen:
         table.add_row("total time", f"{seconds:.1f} s")
         self._console.print(table)
 
-    def addresses(self, stack: Stack) -> None:
+    def show_next_step(self, example: Answer) -> None:
+        command = _ask(example, in_words=False)
+        self._console.print(
+            f"\nNext: anabranch demo --keep leaves everything running; then, in another terminal: {command}",
+            soft_wrap=True,
+        )
+
+    def show_addresses(self, stack: Stack, example: Answer, embedding: Mapping[str, str]) -> None:
+        """Print where everything is, and lines to paste into another terminal; the last one asks as in the example.
+
+        Args:
+            stack: the components.
+            example: an answer with passages.
+            embedding: the settings for embedding texts, if there are any.
+        """
         settings = stack.settings
         rows = {
             "topics": f"{settings.anabranch_input_topic} → {settings.anabranch_output_topic}"
@@ -118,36 +146,29 @@ class Screen:
             "health": f"{stack.web}/healthz/ready",
             "worker log": str(stack.worker_log),
         }
-        connections = {
-            "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-            "DATABASE_CONNECTION_STRING": stack.worker_dsn,
-            "DATABASE_ADMIN_CONNECTION_STRING": stack.admin_dsn,
+        secrets = sorted(embedding.keys() & secret_names(EmbeddingSettings))
+        also = f" (besides {', '.join(secrets)}, which must be set there)" if secrets else ""
+        exports = client_environment(stack) | {
+            name: value for name, value in embedding.items() if name not in secrets
         }
         lines = [
             Text(""),
-            Text("Everything is still running", "bold"),
+            Text("Everything is still running; press Ctrl-C to stop", "bold"),
             *(Text.assemble((f" {name:<12}", "dim"), value) for name, value in rows.items()),
             Text(""),
-            Text("Paste into another terminal", "bold"),
-            *(Text(f"export {name}={shlex.quote(value)}") for name, value in connections.items()),
-            Text("anabranch tail --dead-letters --from-beginning"),
-            Text(""),
-            Text("Press Ctrl-C to stop."),
+            Text(f"Paste into another terminal{also}", "bold"),
+            *(Text(f"export {name}={shlex.quote(value)}") for name, value in exports.items()),
+            Text("anabranch tail --dead-letters --from-beginning --limit 1"),
+            Text(_ask(example, in_words=bool(embedding))),
         ]
         for line in lines:
             self._console.print(line, soft_wrap=True)  # a wrapped line could not be pasted
 
 
-def _row(passage: Passage, *, answers: bool) -> list[Text]:
-    text = " ".join(passage.text_content.split())
-    source = passage.title or str(passage.document_id)
-    if passage.page is not None:
-        source += f", p. {passage.page}"
-    return [
-        Text(str(passage.rank)),
-        Text(passage.scope, style="magenta" if passage.scope == "local" else "blue"),
-        Text(f"{passage.score:.3f}"),
-        Text(text, style="green" if answers else ""),
-        Text(source),
-        Text(f"{passage.token_count} tok"),
-    ]
+def _ask(example: Answer, *, in_words: bool) -> str:
+    """The command that asks as in an example: its question, or what is similar to its first passage."""
+    principals = [part for name in example.question.principals for part in ("--principal", name)]
+    what = (
+        [example.question.text] if in_words else ["--like", str(example.result.results[0].matched_chunk_id)]
+    )
+    return shlex.join(["anabranch", "ask", *principals, *what])

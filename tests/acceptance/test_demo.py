@@ -2,16 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import psutil
@@ -19,17 +17,22 @@ import pytest
 
 from streams.demo.stack import Stack, demo_settings, worker_environment
 from streams.settings import load
+from tests.acceptance.kept_demo import kept_demo
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [str(Path(sys.executable).parent / "anabranch"), "demo"]
+INGESTED = (
+    '{"id": "00000000-0000-0000-0000-000000000001", "grants": ["public"],'
+    ' "chunks": [{"text_content": "a", "searchable": false}]}'
+)
+COMMAND = Path(sys.executable).parent / "anabranch"
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "COLUMNS": "110"}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments],
-        env=ENVIRONMENT,
+        [COMMAND, "demo", *arguments],
+        env=ENVIRONMENT | settings,
         capture_output=True,
         text=True,
         timeout=120,
@@ -53,16 +56,20 @@ def test_the_summary_is_alone_on_standard_output_and_every_question_is_answered_
     assert 0.9 <= summary["golden"]["ndcg_at_10"] <= 1.0
 
 
-def test_a_person_sees_each_result_and_a_summary() -> None:
-    ended = run()
+def test_a_person_sees_each_result_a_summary_and_the_next_step() -> None:
+    ended = run("--all")
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
     lines = ended.stdout.splitlines()
     assert sum(line.startswith("✓ ") for line in lines) >= 30
     assert not [line for line in lines if line.startswith("✗ ") and "dead letter" not in line]
+    assert any(line.strip() == "… 6 more" for line in lines)
     assert any(" local " in line for line in lines)
     assert any("dimension_mismatch (intentional: 384 components instead of 768)" in line for line in lines)
     assert any("Kafka to Kafka" in line for line in lines)
+    assert re.match(
+        r"Next: anabranch demo --keep .*: anabranch ask --principal \S+ --like [0-9a-f-]{36}$", lines[-1]
+    )
 
 
 @pytest.fixture
@@ -71,40 +78,6 @@ def background() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Whoever is started here is interrupted as from a terminal, in spite of what this process ignores."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def pasted(output: str) -> Any:
-    """The dead letter that the printed lines show in another terminal, line by line."""
-    lines = [line for line in output.splitlines() if line.startswith(("export ", "anabranch "))]
-    assert [line.split("=")[0] for line in lines[:-1]] == [
-        "export KAFKA_BOOTSTRAP_SERVERS",
-        "export DATABASE_CONNECTION_STRING",
-        "export DATABASE_ADMIN_CONNECTION_STRING",
-    ]
-    assert lines[-1] == "anabranch tail --dead-letters --from-beginning"
-    done = subprocess.run(
-        ["/bin/sh", "-e"],
-        input="\n".join([*lines[:-1], "anabranch check", f"{lines[-1]} --limit 1"]),
-        env=ENVIRONMENT | {"PATH": f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    [log] = (line.split()[-1] for line in output.splitlines() if "worker log" in line)
-    assert "dead letter code=dimension_mismatch" in Path(log).read_text()
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_worker_gets_the_settings_that_decide_how_events_are_answered(
@@ -135,38 +108,31 @@ def test_the_worker_gets_the_settings_that_decide_how_events_are_answered(
 def test_what_is_kept_answers_until_it_is_interrupted_and_leaves_nothing_behind(
     tmp_path: Path, end: signal.Signals
 ) -> None:
-    output = tmp_path / "output"
-    with output.open("wb") as sink, interruptible():
-        demo = subprocess.Popen(
-            [*COMMAND, "--keep"],
-            env=ENVIRONMENT | {"COLUMNS": "80"},
-            stdout=sink,
-            stderr=sink,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
-        deadline = time.monotonic() + 90
-        while "Ctrl-C" not in output.read_text():
-            assert demo.poll() is None, output.read_text()
-            assert time.monotonic() < deadline, output.read_text()
-            time.sleep(0.1)
-        addresses = dict(
-            line.split(maxsplit=1) for line in output.read_text().splitlines() if "http://" in line
-        )
-        with urllib.request.urlopen(addresses["health"].strip(), timeout=5) as answer:
-            assert json.load(answer)["ready"] is True
-        shown = pasted(output.read_text())
+    with kept_demo(COMMAND, tmp_path, ENVIRONMENT, settings={"COLUMNS": "80"}, end=end) as demo:
+        lines = demo.output.splitlines()
+        assert sum(line.startswith("✓ ") for line in lines) == 5
+        assert any(line.endswith(" more answers; anabranch demo --all shows them") for line in lines)
+        assert lines[-1].startswith("anabranch ask ")
+        addresses = dict(line.split(maxsplit=1) for line in lines if "http://" in line)
+        with urllib.request.urlopen(addresses["health"].strip(), timeout=5) as health:
+            assert json.load(health)["ready"] is True
+        dead_letter, *answer = demo.paste(f"echo '{INGESTED}' | anabranch ingest --json", "anabranch check")
+        shown = json.loads(dead_letter)
         assert shown["headers"]["anabranch.error.code"] == "dimension_mismatch"
         assert shown["event_id"] == shown["key"] == str(UUID(shown["key"]))
+        [log] = (line.split()[-1] for line in lines if "worker log" in line)
+        assert "dead letter code=dimension_mismatch" in Path(log).read_text()
+        assert answer[0].startswith("  group:students · extraction · all readable documents · 15 passages, ")
+        assert answer[1].split()[:3] == ["1", "global", "1.000"]  # the chunk itself
         children = psutil.Process(demo.pid).children(recursive=True)
         assert len(children) >= 3  # broker, database, worker
-    finally:
-        demo.send_signal(end)
-        try:
-            demo.wait(30)
-        finally:
-            demo.terminate()  # whatever became of it, the next test begins without it
-            demo.wait(30)
     ended, alive = psutil.wait_procs(children, timeout=10)
     assert not alive, [child.cmdline() for child in alive]
     assert len(ended) == len(children)
+
+
+def test_another_model_than_the_sample_s_is_refused() -> None:
+    ended = run(ANABRANCH_EMBEDDING_MODEL="another")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    [line] = ended.stderr.splitlines()
+    assert "set ANABRANCH_EMBEDDING_MODEL to this name, or unset it for the demo" in line

