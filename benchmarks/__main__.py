@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from streams.bench.stack import open_stack
 from streams.bench.worker import RecordedEvent, read_records
 from streams.bench.world import Question, Workload, base, grow
 from streams.embedded.worker import WorkerError
+from tests.integration.kafka.apache_kafka import VERSION, ApacheKafka, jars
 
 _WIDTH: Final = 118
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -350,21 +352,23 @@ async def bench(options: argparse.Namespace, console: Console) -> bool:
     )
     console.print(
         f"[bold]Anabranch, benchmarked[/] at {commit()} on {machine}, Python {platform.python_version()};"
-        f" {options.chunks:,} chunks grown from {of.name}, seed {options.seed}"
+        f" {options.chunks:,} chunks grown from {of.name}, seed {options.seed};"
+        f" {f'Apache Kafka {VERSION}' if options.apache_kafka else 'the embedded broker'}"
     )
     world = grow(of, options.chunks, options.seed)
     peers = options.peers_python if options.peers_python.exists() else None
     if peers is None:
         console.print("FastStream and langchain-postgres are not installed: their lines are left out")
-    async with open_stack() as stack:
-        arena = Arena(stack, world, count=options.questions, seed=options.seed, peers_python=peers)
-        facts = await arena.prepare(peers=True)
-        console.print(
-            f"[dim]vector index: {facts['index bytes'] / 2**20:.0f} MiB, built in {facts['index seconds']:.0f} s;"
-            f" everything loaded after {perf_counter() - began:.0f} s[/]"
-        )
-        benchmark = Benchmark(arena, console, rounds=options.rounds, seconds=options.seconds)
-        goals = await benchmark.run()
+    with ApacheKafka(jars()) if options.apache_kafka else nullcontext() as broker:
+        async with open_stack(broker=broker) as stack:
+            arena = Arena(stack, world, count=options.questions, seed=options.seed, peers_python=peers)
+            facts = await arena.prepare(peers=True)
+            console.print(
+                f"[dim]vector index: {facts['index bytes'] / 2**20:.0f} MiB, built in {facts['index seconds']:.0f} s;"
+                f" everything loaded after {perf_counter() - began:.0f} s[/]"
+            )
+            benchmark = Benchmark(arena, console, rounds=options.rounds, seconds=options.seconds)
+            goals = await benchmark.run()
     benchmark.show()
     show_goals(console, goals)
     console.print(f"\n[dim]{perf_counter() - began:.0f} s[/]")
@@ -405,6 +409,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
     parser.add_argument("--questions", type=int, default=200, help="distinct questions of each kind")
+    parser.add_argument(
+        "--apache-kafka", action="store_true", help="instead of the embedded broker; needs Java and Maven"
+    )
     parser.add_argument("--into", type=Path, default=Path("build/bench"), help="folder for JSON and plots")
     parser.add_argument("--peers-python", type=Path, default=_ROOT / ".venv-peers" / "bin" / "python")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")

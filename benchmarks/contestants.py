@@ -18,14 +18,14 @@ import asyncpg
 import numpy as np
 
 from benchmarks import peer_store
-from benchmarks.peers.loop import PlainJob
 from benchmarks.peers.plain import PlainStore, connect, search, server_settings
+from benchmarks.plain_loop import PlainJob
 from benchmarks.unguarded import create_unguarded_functions, unguarded
 from streams import resources
 from streams.bench import BenchError
 from streams.bench.ceiling import Job, LoopResult, Recording, Statement, record, run_ceiling, run_loop, save
 from streams.bench.cpu import CpuMeter
-from streams.bench.generator import Generator, Measured
+from streams.bench.generator import IN_FLIGHT, Generator, Measured
 from streams.bench.stack import PRINCIPALS_SETTING, Stack, Topics
 from streams.bench.world import EventFactory, Question, Workload, World, exact, load, questions
 from streams.wire import Codec
@@ -35,11 +35,8 @@ __all__ = ["Arena", "Figures", "Tuning", "mean_recall"]
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _STORE, _PEERS = "bench_store", "bench_peers"
 _WARM_UP: Final = 1.5
-#: Events waiting or in flight in a closed loop over Kafka: more than any contestant processes concurrently.
-IN_FLIGHT: Final = 48
 _JOIN_SECONDS: Final = 60.0
 _RECALL_RESULTS: Final = 300
-_PLANS: Final = ("auto", "force_custom_plan")
 _EF_SEARCH: Final = (40, 60, 100, 200, 400, 800, 1000)
 # A peer reaches our recall if it is this close.
 _EQUAL: Final = 0.002
@@ -258,7 +255,7 @@ class Arena:
         )
         name = "plain, our index" if ours else "plain"
         return self._figures(
-            name, workload, await run_loop([sys.executable, "-m", "benchmarks.peers.loop"], job)
+            name, workload, await run_loop([sys.executable, "-m", "benchmarks.plain_loop"], job)
         )
 
     async def plain_recall(
@@ -343,6 +340,7 @@ class Arena:
             "--bootstrap-servers", self.stack.broker.bootstrap_servers,
             "--input-topic", topics.input,
             "--output-topic", topics.output,
+            "--fetch-max-wait-ms", "20" if self.stack.fetch_waits_fully else "500",
             *self._peer_arguments(name, tuning),
         ]  # fmt: skip
         log_file = self.stack.directory / "peer.log"
@@ -372,7 +370,17 @@ class Arena:
                 process.wait()
 
     async def langchain_recall(self, ef_search: int, *, kinds: Sequence[Workload]) -> dict[str, float]:
-        arguments = ["--recall", "--bootstrap-servers", "-", "--input-topic", "-", "--output-topic", "-"]
+        arguments = [
+            "--recall",
+            "--bootstrap-servers",
+            "-",
+            "--input-topic",
+            "-",
+            "--output-topic",
+            "-",
+            "--fetch-max-wait-ms",
+            "500",
+        ]
         process = await asyncio.create_subprocess_exec(
             *self._peer_program(
                 "langchain", [*arguments, *self._peer_arguments("langchain", Tuning(1, ef_search))]
@@ -455,6 +463,7 @@ class Arena:
             output_topic=topics.output,
             make=self.factories["mixed"],
             keep_results=keep_results,
+            fetch_waits_fully=self.stack.fetch_waits_fully,
         )
 
     async def _topics_of(self, name: str, partitions: int = 3) -> Topics:
@@ -470,7 +479,7 @@ class Arena:
         ours = name.endswith("our index")
         arguments = [
             "--dsn", self._plain_dsn(ours=ours),
-            "--schema", str(resources.schemas() / "avro" / "query_embedding.v1.avsc"),
+            "--schema", str(resources.schemas() / "avro" / "released" / "query_embedding.1.0.0.avsc"),
             "--concurrency", str(tuning.concurrency),
             "--ef-search", str(tuning.ef_search or 40),
         ]  # fmt: skip

@@ -372,7 +372,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=2, help="how often each query runs (%(default)s)")
     parser.add_argument(
-        "--rows", type=int, default=4 * _K, help="from the index for each query (%(default)s)"
+        "--rows", type=int, default=8 * _K, help="from the index for each query (%(default)s)"
     )
     parser.add_argument("--inserts", type=int, default=300, help="rows inserted one by one (%(default)s)")
     parser.add_argument("--maintenance-work-mem", default="1GB")

@@ -37,7 +37,6 @@ from streams.embedded.worker import WorkerError, WorkerProcess
 from streams.retrieval import Search, unit_vector
 from streams.store.postgres import PostgresStore
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
 _SIZES: Final = (10_000, 20_000, 50_000, 100_000, 200_000)
 _MIDDLE: Final = 50_000
 _QUESTIONS: Final = 60
@@ -341,13 +340,17 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
 def _plot(found: dict[str, Any], file: Path) -> None:
     from benchmarks import plots  # noqa: PLC0415  # needs matplotlib
 
-    panels: list[tuple[str, str, str, dict[str, list[tuple[float, float]]]]] = []
+    panels: list[tuple[str, str, str, dict[str, list[tuple[float | str, float]]]]] = []
     if "chunks" in found:
         rows = found["chunks"]
         panels.append(
-            ("chunks", "thousands", "ms, one event at a time",
+            ("latency, one event at a time", "thousands of chunks", "ms",
              {f"{w} {p}": [(row["chunks"] / 1000, 1000 * row[f"{w} {p}"]) for row in rows]
               for w in ("chat", "extraction") for p in ("p50", "p99")})
+        )  # fmt: skip
+        panels.append(
+            ("CPU of PostgreSQL per event, eight at once", "thousands of chunks", "ms",
+             {"mixed": [(row["chunks"] / 1000, row["postgres cpu"] / 1000) for row in rows]})
         )  # fmt: skip
         panels.append(
             ("vector index", "thousands of chunks", "",
@@ -355,10 +358,14 @@ def _plot(found: dict[str, Any], file: Path) -> None:
               "seconds to build": [(row["chunks"] / 1000, row["index seconds"]) for row in rows]})
         )  # fmt: skip
     if "search" in found:
-        for name, label in (("k", "rows of one arm"), ("grants", "sets of readers with the caller")):
+        for name, title, x in (
+            ("k", "one arm: k", "k"),
+            ("grants", "one arm: grants", "sets of readers that include the caller"),
+            ("filter", "one arm: filters", ""),
+        ):
             rows = found["search"][name]
             panels.append(
-                (label, name, "ms", {p: [(row[name], 1000 * row[p]) for row in rows] for p in ("p50", "p99")})
+                (title, x, "ms", {p: [(row[name], 1000 * row[p]) for row in rows] for p in ("p50", "p99")})
             )
     if "scale" in found:
         for name, rows in found["scale"].items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -47,7 +48,7 @@ def throughput(rates: Mapping[str, Sequence[float]], file: Path) -> None:
         )
         for row, (name, each) in enumerate(shown.items()):
             ordered = sorted(each)
-            middle = ordered[len(ordered) // 2]
+            middle = median(ordered)
             colour = _WATER if name.startswith("a") else _SOFT
             axes.barh(row, middle, color=colour, height=0.6)
             axes.plot([ordered[0], ordered[-1]], [row, row], color=_DEEP, linewidth=2)
@@ -59,9 +60,9 @@ def throughput(rates: Mapping[str, Sequence[float]], file: Path) -> None:
 
 
 def lines(
-    panels: Sequence[tuple[str, str, str, Mapping[str, Sequence[tuple[float, float]]]]], file: Path
+    panels: Sequence[tuple[str, str, str, Mapping[str, Sequence[tuple[float | str, float]]]]], file: Path
 ) -> None:
-    """Panels of (title, x label, y label, name to points)."""
+    """Panels of (title, x label, y label, name to points); where x is a name, points are not connected."""
     with mpl.rc_context(_STYLE):
         columns = 3
         rows = -(-len(panels) // columns)
@@ -72,7 +73,13 @@ def lines(
             axes.set_visible(False)
         for axes, (title, x, y, series) in zip(grid.flat, panels, strict=False):
             for (name, points), colour in zip(series.items(), (_WATER, _DEEP, _SAND, _SOFT), strict=False):
-                axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=name)
+                named = isinstance(points[0][0], str)
+                axes.plot(
+                    *zip(*points, strict=True), "o" if named else "o-", color=colour, markersize=4, label=name
+                )
+                if named:
+                    axes.tick_params(axis="x", labelrotation=35)
+                    plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
             axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, None))
             if len(series) > 1:
                 axes.legend(frameon=False)

@@ -24,7 +24,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--schema", type=Path, required=True, help="the events' Avro schema")
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--ef-search", type=int, required=True)
-    parser.add_argument("--fetch-max-wait-ms", type=int, default=20)
+    parser.add_argument("--fetch-max-wait-ms", type=int, required=True)
     return parser
 
 
@@ -39,4 +39,4 @@ def decode(schema: Any, value: bytes) -> dict[str, Any]:
 
 
 def encode(event_id: str, passages: list[dict[str, Any]]) -> bytes:
-    return cast("bytes", orjson.dumps({"event_id": event_id, "results": passages}, default=str))
+    return orjson.dumps({"event_id": event_id, "results": passages}, default=str)

@@ -24,7 +24,7 @@ from benchmarks.peers.common import decode, encode, options, parse
 from benchmarks.peers.plain import CHAT_ROWS, EXTRACTION_ROWS, interleave, server_settings
 
 
-class NoEmbeddings(Embeddings):  # type: ignore[misc]  # langchain is not in this environment
+class NoEmbeddings(Embeddings):
     """Refuses to embed: the store requires an embedding service, but events carry their embeddings."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

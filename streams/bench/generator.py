@@ -17,10 +17,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from streams.bench.cpu import CpuMeter
 from streams.broker.clients import running_consumer, running_producer
 
-__all__ = ["Generator", "Measured"]
+__all__ = ["IN_FLIGHT", "Generator", "Measured"]
 
-# The embedded broker always delays an empty fetch for the full wait.
-_FETCH_WAIT_MS: Final = 5
+#: Events waiting or in flight when a closed loop saturates: more than any consumer processes concurrently.
+IN_FLIGHT: Final = 48
+_FETCH_WAIT_MS: Final = 500
+# Of a broker that always delays an empty fetch for the full wait.
+_FULL_FETCH_WAIT_MS: Final = 5
 _DRAIN_SECONDS: Final = 20.0
 
 #: Makes the key and value of the event with a number.
@@ -92,6 +95,7 @@ class Generator:
         output_topic: str,
         make: Make,
         keep_results: bool = False,
+        fetch_waits_fully: bool = False,
     ) -> AsyncIterator[Self]:
         """A generator that reads results from now on.
 
@@ -101,10 +105,12 @@ class Generator:
             output_topic: where results come from; a result has the event's key.
             make: makes events.
             keep_results: keep the values of results.
+            fetch_waits_fully: see `streams.bench.stack.Stack.fetch_waits_fully`.
         """
+        fetch_wait_ms = _FULL_FETCH_WAIT_MS if fetch_waits_fully else _FETCH_WAIT_MS
         async with (
             running_producer(options, linger_ms=0) as producer,
-            running_consumer(options, fetch_max_wait_ms=_FETCH_WAIT_MS) as consumer,
+            running_consumer(options, fetch_max_wait_ms=fetch_wait_ms) as consumer,
         ):
             partitions = sorted(await producer.partitions_for(output_topic))
             consumer.assign([TopicPartition(output_topic, partition) for partition in partitions])

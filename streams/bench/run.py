@@ -16,7 +16,7 @@ import numpy as np
 
 from streams.bench.ceiling import Job, LoopResult, record, run_ceiling
 from streams.bench.cpu import CpuMeter
-from streams.bench.generator import Generator, Measured
+from streams.bench.generator import IN_FLIGHT, Generator, Measured
 from streams.bench.stack import open_stack
 from streams.bench.world import EventFactory, Kind, Workload, base, grow, load, questions
 from streams.broker.topics import partitions_of
@@ -27,7 +27,6 @@ from streams.wire import Codec
 
 __all__ = ["BenchReport", "Line", "bench_deployment", "bench_embedded"]
 
-_IN_FLIGHT: Final = 48
 _WARM_UP_SECONDS: Final = 2.0
 _FIRST_ANSWER_SECONDS: Final = 30.0
 _QUESTIONS: Final = 100
@@ -108,11 +107,12 @@ async def bench_embedded(
                 input_topic=topics.input,
                 output_topic=topics.output,
                 make=EventFactory(Codec(), queries),
+                fetch_waits_fully=stack.fetch_waits_fully,
             ) as generator:
                 meter = CpuMeter({**stack.processes, "worker": worker.pid})
                 report("measuring as many events as possible")
                 measured = await generator.saturate(
-                    in_flight=_IN_FLIGHT, warm_up=_WARM_UP_SECONDS, seconds=seconds, meter=meter
+                    in_flight=IN_FLIGHT, warm_up=_WARM_UP_SECONDS, seconds=seconds, meter=meter
                 )
                 lines.append(_line("pipeline", None, measured))
                 rate = rate or measured.per_second / 2

@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import asyncpg
 
@@ -28,12 +28,21 @@ _PARTITIONS: Final = 3
 # The whole world fits into memory, as a store that is searched all day does.
 _SERVER: Final = {**THROW_AWAY, "shared_buffers": "1GB", "max_connections": "200", "autovacuum": "off"}
 # The embedded broker answers a join only after the rebalance timeout, and delays an empty fetch for the full wait.
-_BROKER: Final = {
+_FOR_THE_EMBEDDED_BROKER: Final = {
     "ANABRANCH_REBALANCE_TIMEOUT_SECONDS": "2",
     "ANABRANCH_SESSION_TIMEOUT_SECONDS": "6",
     "ANABRANCH_FETCH_MAX_WAIT_SECONDS": "0.02",
-    "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
 }
+
+
+class Broker(Protocol):
+    """A broker process on this machine."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -54,11 +63,16 @@ class Stack:
         directory: for logs and recordings; removed at the end.
     """
 
-    def __init__(self, postgres: EmbeddedPostgres, broker: EmbeddedBroker, directory: Path) -> None:
+    def __init__(self, postgres: EmbeddedPostgres, broker: Broker, directory: Path) -> None:
         self.postgres = postgres
         self.broker = broker
         self.directory = directory
         self._password = secrets.token_urlsafe(16)
+
+    @property
+    def fetch_waits_fully(self) -> bool:
+        """Whether the broker delays an empty fetch for its full wait, even if a record arrives meanwhile."""
+        return isinstance(self.broker, EmbeddedBroker)
 
     @property
     def client_options(self) -> dict[str, Any]:
@@ -140,7 +154,8 @@ class Stack:
             "ANABRANCH_DEAD_LETTER_TOPIC": topics.dead_letters,
             "ANABRANCH_CONSUMER_GROUP": topics.input,
             "ANABRANCH_PRINCIPALS_SETTING": PRINCIPALS_SETTING,
-            **_BROKER,
+            "ANABRANCH_GRACE_PERIOD_SECONDS": "3",
+            **(_FOR_THE_EMBEDDED_BROKER if self.fetch_waits_fully else {}),
             **(settings or {}),
         }
         program = ["-m", "streams.bench.worker"]
@@ -159,11 +174,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def open_stack(settings: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
+async def open_stack(
+    settings: Mapping[str, str] | None = None, *, broker: Broker | None = None
+) -> AsyncIterator[Stack]:
     """Start the servers, with roles and without a store; stop them at the end.
 
     Args:
         settings: of PostgreSQL, over the defaults.
+        broker: a running one, which is not stopped; None: an embedded one.
 
     Raises:
         EmbeddedPostgresError, EmbeddedBrokerError: a wheel is missing, or its server does not start.
@@ -179,10 +197,11 @@ async def open_stack(settings: Mapping[str, str] | None = None) -> AsyncIterator
             resources.enter_context(TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True))
         )
         postgres = EmbeddedPostgres(settings={**_SERVER, **(settings or {})})
-        broker = EmbeddedBroker(directory / "broker")
-        resources.callback(broker.stop)
+        embedded = EmbeddedBroker(directory / "broker")
+        resources.callback(embedded.stop)
         resources.callback(postgres.close)
-        await asyncio.gather(asyncio.to_thread(postgres.start), asyncio.to_thread(broker.start))
-        stack = Stack(postgres, broker, directory)
+        starts = [postgres.start] if broker is not None else [postgres.start, embedded.start]
+        await asyncio.gather(*(asyncio.to_thread(start) for start in starts))
+        stack = Stack(postgres, embedded if broker is None else broker, directory)
         await stack.create_roles()
         yield stack

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import struct
+import sys
 from contextvars import ContextVar
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +21,11 @@ from streams.broker.publisher import Publisher
 from streams.retrieval import Retrieved
 from streams.settings import load
 from streams.telemetry import logs
+from streams.terminal import printable
 from streams.worker import processor
-from streams.worker.processor import InputRecord, Processor
+from streams.worker.dependency_health import StartupRefused
+from streams.worker.event_processor import EventProcessor, InputRecord
+from streams.worker.processor import Processor
 from streams.worker.run import run_worker
 
 __all__ = ["DELAY_SECONDS", "RecordedEvent", "read_records"]
@@ -89,7 +93,7 @@ def _record(file: Path) -> None:
         await publish(self, *args, **kwargs)
         _observed.get().publish = perf_counter() - began
 
-    async def handle_and_record(self: Processor, record: InputRecord) -> None:
+    async def handle_and_record(self: EventProcessor[Any], record: InputRecord) -> None:
         observed = _Observed()
         _observed.set(observed)
         await handle(self, record)
@@ -106,7 +110,7 @@ def _record(file: Path) -> None:
 def _delay(switch: Path) -> None:
     handle = Processor.handle
 
-    async def handle_late(self: Processor, record: InputRecord) -> None:
+    async def handle_late(self: EventProcessor[Any], record: InputRecord) -> None:
         if switch.exists():  # noqa: ASYNC240  # a microsecond
             await asyncio.sleep(DELAY_SECONDS)
         await handle(self, record)
@@ -125,7 +129,10 @@ def main() -> None:
         _delay(options.delay_while)
     settings = load()
     logs.configure(settings.anabranch_log_format)
-    run_worker(settings)
+    try:
+        run_worker(settings)
+    except StartupRefused as verdict:
+        sys.exit(printable(f"startup refused: {verdict}"))
 
 
 if __name__ == "__main__":

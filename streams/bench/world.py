@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pgvector.asyncpg import register_vector
 
 from streams import sample
-from streams.core.messages import SCHEMA_VERSION, QueryEmbedding
+from streams.core.messages import SCHEMA_VERSION, QueryEmbedding, in_oldest_version
 from streams.core.profiles import BUILTIN_PROFILES
 from streams.core.selection import Arm, Candidate, select
 from streams.wire import Codec
@@ -148,7 +148,7 @@ class Question:
     def event(self, *, lifetime: timedelta | None = None) -> QueryEmbedding:
         """A new event; without a lifetime it does not expire."""
         now = datetime.now(UTC)
-        return QueryEmbedding(
+        event = QueryEmbedding(
             schema_version=SCHEMA_VERSION,
             event_id=uuid4(),
             occurred_at=now,
@@ -159,6 +159,7 @@ class Question:
             profile=self.kind,
             expires_at=None if lifetime is None else now + lifetime,
         )
+        return in_oldest_version(event)
 
 
 def base(cranfield: Path | None) -> Base:

@@ -24,6 +24,7 @@ class DirectStore:
     Args:
         store: the store, not opened yet.
         principals_setting: the name of the setting that the row-level policies read.
+        dimensions: of the embeddings.
         profiles: the profiles by name.
         default_profile: the profile of events that do not name one.
         embedding_model: the store's model; events with another model are rejected. None: accept any.
@@ -35,6 +36,7 @@ class DirectStore:
         store: PostgresStore,
         *,
         principals_setting: str,
+        dimensions: int,
         profiles: Mapping[str, Profile],
         default_profile: str,
         embedding_model: str | None,
@@ -42,6 +44,7 @@ class DirectStore:
     ) -> None:
         self._store = store
         self._setting = principals_setting
+        self._dimensions = dimensions
         self._profiles = profiles
         self._default_profile = default_profile
         self._embedding_model = embedding_model
@@ -68,7 +71,9 @@ class DirectStore:
 
     async def _check_role(self) -> None:
         findings = await self._store.inspect(
-            lambda connection: inspect(connection, principals_setting=self._setting)
+            lambda connection: inspect(
+                connection, principals_setting=self._setting, dimensions=self._dimensions
+            )
         )
         for finding in findings:
             if finding.level in {"refused", "unready"}:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 from uuid import UUID, uuid4
 
 from streams.core.errors import TerminalError
-from streams.core.messages import SCHEMA_VERSION, Passage, QueryEmbedding
+from streams.core.messages import DIMENSIONS, SCHEMA_VERSION, Passage, QueryEmbedding, in_oldest_version
 from streams.wire import strict_json
 
 __all__ = ["Expectation", "GoldenError", "GoldenQuery", "MalformedLine", "read_golden"]
@@ -95,12 +95,15 @@ class GoldenQuery:
         )
 
 
-def read_golden(lines: Iterable[str], *, principals: Sequence[str] = ()) -> list[GoldenQuery]:
+def read_golden(
+    lines: Iterable[str], *, principals: Sequence[str] = (), dimensions: int = DIMENSIONS
+) -> list[GoldenQuery]:
     """Read a golden set; blank lines are skipped.
 
     Args:
         lines: the lines of a JSONL file.
         principals: the requesting principals for lines without principals.
+        dimensions: the number of components that the embeddings must have.
 
     Raises:
         GoldenError: lines are malformed (the message has their numbers), or there are no queries.
@@ -112,7 +115,7 @@ def read_golden(lines: Iterable[str], *, principals: Sequence[str] = ()) -> list
         if not line.strip():
             continue
         try:
-            query = _query(line, number, principals, line_by_key)
+            query = _query(line, number, principals, line_by_key, dimensions)
         except MalformedLine as fault:
             faults.append(f"line {number}: {fault}")
             continue
@@ -125,7 +128,13 @@ def read_golden(lines: Iterable[str], *, principals: Sequence[str] = ()) -> list
     return found
 
 
-def _query(line: str, number: int, principals: Sequence[str], line_by_key: Mapping[str, int]) -> GoldenQuery:
+def _query(
+    line: str,
+    number: int,
+    principals: Sequence[str],
+    line_by_key: Mapping[str, int],
+    dimensions: int,
+) -> GoldenQuery:
     try:
         fields = strict_json.loads(line.encode("utf-8", "surrogatepass"))
     except TerminalError as error:
@@ -152,7 +161,8 @@ def _query(line: str, number: int, principals: Sequence[str], line_by_key: Mappi
         "occurred_at": datetime.now(UTC).isoformat(),
     }
     try:
-        return GoldenQuery(key, text, QueryEmbedding.parse(defaults | event), expected)
+        query = in_oldest_version(QueryEmbedding.parse(defaults | event, dimensions=dimensions))
+        return GoldenQuery(key, text, query, expected)
     except TerminalError as error:
         raise MalformedLine(f"{error.code}: {error}") from None
 

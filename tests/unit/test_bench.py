@@ -126,7 +126,13 @@ RECORDED = {"cpu": 0.4, "latency": 0.2}
 
 def test_the_gate_allows_a_quarter() -> None:
     assert verdict(Shares(0.4, 0.2), 0.1, RECORDED) == []
-    assert verdict(Shares(0.301, 0.151), 0.149, RECORDED) == []
+    assert verdict(Shares(0.301, 0.151), 0.113, RECORDED) == []
+
+
+def test_the_gate_compares_the_delay_with_the_same_run() -> None:
+    assert verdict(Shares(0.4, 0.4), 0.29, RECORDED) == []
+    [line] = verdict(Shares(0.4, 0.16), 0.14, RECORDED)
+    assert line.startswith("the gate does not notice")
 
 
 @pytest.mark.parametrize("low", [0.74, 0.0, float("nan")])

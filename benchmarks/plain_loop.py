@@ -1,4 +1,4 @@
-"""The plain statements in a bare loop: ``python -m benchmarks.peers.loop`` reads a `PlainJob` from standard input.
+"""The plain statements in a bare loop: ``python -m benchmarks.plain_loop`` reads a `PlainJob` from standard input.
 
 It runs in the project's environment, with the same loop as the ceiling.
 """
