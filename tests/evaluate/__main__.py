@@ -12,6 +12,7 @@ import asyncpg
 from rich.console import Console
 
 from benchmarks.unguarded import create_unguarded_functions
+from streams.core.messages import Filters, MetadataRange
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from tests.conftest import SETTING, Database, PostgresServer
 from tests.evaluate.access import measure_access
@@ -26,9 +27,12 @@ from tests.evaluate.worlds import (
     Base,
     World,
     base,
+    day_bound,
     grow,
+    kinds,
     load,
     prefix,
+    rank_bound,
     session_id,
     topic_id,
 )
@@ -97,7 +101,15 @@ class Evaluation:
                         section="10",
                         document_type="10",
                         prefix=prefix("10"),
-                        metadata={"class": "10"},
+                        metadata=Filters(
+                            metadata={"class": "10"},
+                            metadata_contains={"tags": ("10",)},
+                            metadata_any={"kind": kinds("10")},
+                            metadata_range={
+                                "rank": MetadataRange(lt=rank_bound("10")),
+                                "day": MetadataRange(before=day_bound("10")),
+                            },
+                        ),
                     )
                 )
                 self._show(await measure_plans(store, [EVERYBODY], world.queries[0], asked))

@@ -10,7 +10,7 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import numpy as np
 
-from streams.core.messages import SCHEMA_VERSION, QueryEmbedding
+from streams.core.messages import QueryEmbedding
 from streams.core.profiles import BUILTIN_PROFILES, resolve_params
 from streams.evaluation.scoring import Judgement, measure, percentiles
 from streams.retrieval import retrieve
@@ -87,7 +87,7 @@ async def measure_cranfield(of: Base, store: PostgresStore) -> Outcome:
 def _event(vector: Sequence[float]) -> QueryEmbedding:
     return QueryEmbedding.parse(
         {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": "1.0.0",
             "event_id": str(uuid4()),
             "occurred_at": datetime.now(UTC).isoformat(),
             "principals": ["user:1"],

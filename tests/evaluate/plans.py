@@ -13,7 +13,9 @@ from uuid import UUID
 
 import numpy as np
 
+from streams.core.messages import Filters
 from streams.store import postgres
+from streams.store.filters import conditions
 from streams.store.postgres import PooledConnection, PostgresStore
 from tests.evaluate.outcome import Outcome, table
 
@@ -45,6 +47,8 @@ SEARCHED_TABLES: Final = ("document_chunks", "documents", "chunk_topics", "chunk
 VECTOR_INDEX: Final = "document_chunks_embedding_halfvec"
 
 _FILTERS: Final = ("section", "document type", "URL prefix", "metadata")
+# What the other filters on metadata are combined with.
+_OTHERS: Final = ("document type", "URL prefix")
 
 # Counted since the beginning of the transaction, for tables only by sequential scans.
 _COUNTERS: Final = """
@@ -122,25 +126,40 @@ class Stability:
 
 
 def combinations_of(
-    *,
-    session: UUID,
-    topic: UUID,
-    section: str,
-    document_type: str,
-    prefix: str,
-    metadata: Mapping[str, str],
+    *, session: UUID, topic: UUID, section: str, document_type: str, prefix: str, metadata: Filters
 ) -> Iterator[Asked]:
-    """Every scope with every subset of the filters."""
-    values = (section, document_type, prefix, list(chain.from_iterable(metadata.items())))
+    """Every scope with every subset of the filters; and each other filter on metadata alone, and with two more.
+
+    Args:
+        session: the scope's.
+        topic: the scope's.
+        section: to filter by.
+        document_type: to filter by.
+        prefix: to filter by.
+        metadata: to filter by: all filters on metadata.
+    """
+    values: dict[str, str | None] = {"section": section, "document type": document_type, "URL prefix": prefix}
+    kinds: dict[str, list[str]] = {
+        "metadata": ["metadata"],
+        "contains": ["metadata_contains"],
+        "any": ["metadata_any"],
+        "range": ["metadata_range"],
+        "all on metadata": [name for name in Filters.model_fields if name.startswith("metadata")],
+    }
+    for kind, names in kinds.items():
+        values[kind] = conditions(Filters(**{name: getattr(metadata, name) for name in names}))[3]
     subsets = list(chain.from_iterable(combinations(_FILTERS, size) for size in range(len(_FILTERS) + 1)))
+    for kind in [kind for kind in kinds if kind not in _FILTERS]:
+        subsets += [(kind,), (*_OTHERS, kind)]
     for scope, ids in (
         ("everything", (None, None)),
         ("session", (session, None)),
         ("topic", (session, topic)),
     ):
         for subset in subsets:
-            chosen = (value if name in subset else None for name, value in zip(_FILTERS, values, strict=True))
-            yield Asked(scope, subset, (*ids, *chosen))
+            chosen = [values[name] if name in subset else None for name in _FILTERS[:3]]
+            of_metadata = [values[name] for name in subset if name in kinds]
+            yield Asked(scope, subset, (*ids, *chosen, *(of_metadata or [None])))
 
 
 async def reads_of(
@@ -166,7 +185,10 @@ async def reads_of(
     async with connection.transaction():
         before = await _counters(connection)
         answer = await connection.fetchrow(
-            postgres._SQL["search"], json.dumps([*caller.principals]), caller.vector, *arguments
+            postgres._SQL["search"].format(vector="vector"),
+            json.dumps([*caller.principals]),
+            caller.vector,
+            *arguments,
         )
         after = await _counters(connection)
     assert answer is not None
@@ -228,7 +250,10 @@ async def _search_often(
         60_000,
     )
     call = f"public.anabranch_search({', '.join(_literal(value) for value in values)})"
-    await connection.execute(_SEARCH_OFTEN.format(times=times, call=call))
+    async with connection.transaction():
+        # The worker's time limit is for one search.
+        await connection.execute("SET LOCAL statement_timeout = 0")
+        await connection.execute(_SEARCH_OFTEN.format(times=times, call=call))
 
 
 def problems_of(way: Way, reads: Reads) -> list[str]:

@@ -7,6 +7,7 @@ region, and a query either leans towards it or away from it, which is where an a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from json import dumps
 from typing import Any, Final
@@ -18,10 +19,24 @@ import numpy.typing as npt
 from benchmarks import CRANFIELD
 from streams.bench.world import CHUNKS_PER_DOCUMENT, fill, noisy, unit
 from streams.bench.world import base as collection
-from streams.core.messages import Filters
+from streams.core.messages import Filters, MetadataRange
 from tests.conftest import Database
 
-__all__ = ["CRANFIELD", "EVERYBODY", "SHARES", "SIZE", "Base", "Cell", "World", "base", "grow", "load"]
+__all__ = [
+    "CRANFIELD",
+    "EVERYBODY",
+    "SHARES",
+    "SIZE",
+    "Base",
+    "Cell",
+    "World",
+    "base",
+    "day_bound",
+    "grow",
+    "kinds",
+    "load",
+    "rank_bound",
+]
 
 SIZE: Final = 50_000
 SHARES: Final[Mapping[str, float]] = {"50": 0.5, "10": 0.1, "1": 0.01, "0.1": 0.001}
@@ -31,6 +46,7 @@ EVERYBODY: Final = "group:everybody"
 FEW, MANY = "group:few", "group:many"
 
 _NOISE: Final = 0.6
+_FIRST_DAY: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _LONG_AS_A_PASSAGE: Final = "The boundary layer thickens downstream of the leading edge. " * 12
 _CHUNK_COLUMNS: Final = (
     "id", "document_id", "session_id", "related_topic_ids", "chunk_type", "chunk_position", "text_content", "section",
@@ -86,6 +102,10 @@ class World:
     prefixes: npt.NDArray[np.object_]
     classes: npt.NDArray[np.object_]
     groups: npt.NDArray[np.object_]
+    tags: npt.NDArray[np.object_]
+    kinds: npt.NDArray[np.object_]
+    ranks: npt.NDArray[np.intp]
+    days: npt.NDArray[np.intp]
     # of each chunk
     sections: npt.NDArray[np.object_]
     topics: Mapping[str, Mask] = field(default_factory=dict)
@@ -144,6 +164,21 @@ def prefix(label: str) -> str:
     return f"https://example.org/{label}/"
 
 
+def kinds(label: str) -> tuple[str, ...]:
+    """The values that stand for one label."""
+    return tuple(f"{label}-{letter}" for letter in "abc")
+
+
+def rank_bound(label: str) -> float:
+    """The documents of lesser rank are that share of all."""
+    return SHARES[label] * SIZE / CHUNKS_PER_DOCUMENT
+
+
+def day_bound(label: str) -> datetime:
+    """The documents of earlier days are that share of all."""
+    return _FIRST_DAY + timedelta(days=rank_bound(label))
+
+
 # The owner sees every row, so plain SQL states which of them the caller may read.
 _READABLE: Final = "c.access_set_id = ANY (ARRAY(SELECT id FROM access_sets WHERE principals && $2::text[]))"
 
@@ -189,6 +224,32 @@ def _by_metadata(world: World, by: str, keeps: str) -> Cell:
     )
 
 
+def _by_contains(world: World, by: str, keeps: str) -> Cell:
+    kept = _of_chunks(world.tags == keeps)
+    fields = {"filters": Filters(metadata_contains={"tags": (keeps,)})}
+    return Cell(by, keeps, kept, fields, "d.metadata @> $2::jsonb", dumps({"tags": [keeps]}))
+
+
+def _by_any(world: World, by: str, keeps: str) -> Cell:
+    kept = _of_chunks(world.kinds == keeps)
+    fields = {"filters": Filters(metadata_any={"kind": kinds(keeps)})}
+    return Cell(by, keeps, kept, fields, "d.metadata ->> 'kind' = ANY ($2::text[])", kinds(keeps))
+
+
+def _by_numbers(world: World, by: str, keeps: str) -> Cell:
+    bound = rank_bound(keeps)
+    fields = {"filters": Filters(metadata_range={"rank": MetadataRange(lt=bound)})}
+    condition = "(d.metadata ->> 'rank')::float8 < $2::float8"
+    return Cell(by, keeps, _of_chunks(world.ranks < bound), fields, condition, bound)
+
+
+def _by_dates(world: World, by: str, keeps: str) -> Cell:
+    bound = day_bound(keeps)
+    fields = {"filters": Filters(metadata_range={"day": MetadataRange(before=bound)})}
+    kept = _of_chunks(world.days < rank_bound(keeps))
+    return Cell(by, keeps, kept, fields, "(d.metadata ->> 'day')::timestamptz < $2::timestamptz", bound)
+
+
 def _by_grants(world: World, by: str, keeps: str) -> Cell:
     caller = [f"group:{keeps}"]
     return Cell(by, keeps, _of_chunks(world.groups == keeps), {"principals": caller}, _READABLE, caller)
@@ -201,6 +262,10 @@ _FILTERS: Final = {
     "document type": _by_type,
     "URL prefix": _by_prefix,
     "metadata": _by_metadata,
+    "metadata_contains": _by_contains,
+    "metadata_any": _by_any,
+    "range of numbers": _by_numbers,
+    "range of dates": _by_dates,
     "grants": _by_grants,
 }
 
@@ -230,8 +295,11 @@ def grow(of: Base, seed: int, *, correlated: bool) -> World:
     if correlated:
         vectors = vectors[np.argsort(-(vectors @ of.vectors[7]), kind="stable")]
 
+    def order(count: int) -> npt.NDArray[np.intp]:
+        return np.arange(count) if correlated else rng.permutation(count)
+
     def labels(count: int) -> npt.NDArray[np.object_]:
-        return _labels(np.arange(count) if correlated else rng.permutation(count))
+        return _labels(order(count))
 
     sessions = labels(documents)
     # Topics are shares of the store within the largest session; each lies in the one before it.
@@ -254,6 +322,10 @@ def grow(of: Base, seed: int, *, correlated: bool) -> World:
         groups=labels(documents),
         sections=labels(SIZE),
         topics=topics,
+        tags=labels(documents),
+        kinds=labels(documents),
+        ranks=order(documents),
+        days=order(documents),
     )
 
 
@@ -269,7 +341,16 @@ async def load(world: World, database: Database) -> None:
                 f"Document {number}",
                 f"{prefix(world.prefixes[number])}{number}",
                 world.document_types[number],
-                dumps({"class": world.classes[number], "number": number}),
+                dumps(
+                    {
+                        "class": world.classes[number],
+                        "number": number,
+                        "tags": [world.tags[number], "of all"],
+                        "kind": kinds(world.kinds[number])[number % 3],
+                        "rank": int(world.ranks[number]),
+                        "day": f"{_FIRST_DAY + timedelta(days=int(world.days[number])):%Y-%m-%d}",
+                    }
+                ),
             )
             for number, document_id in enumerate(world.document_ids)
         ),

@@ -1,7 +1,7 @@
 """Surroundings of the two ways: a store with the sample corpus, a broker with topics, a worker."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -15,6 +15,7 @@ from tests.conftest import Database, PostgresServer
 from tests.integration.harness import Channel, Worker, open_channel
 
 StartWorker = Callable[[str, Channel], Worker]
+StartEmbedder = Callable[[Channel, Mapping[str, str]], Worker]
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +68,26 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         for worker in started:
             worker.end()
             print(f"--- {worker.log_file.name} ---\n{worker.log[-4000:]}")  # shown where the test failed
+
+
+@pytest.fixture
+def start_embedder(tmp_path: Path, model_folder: Path) -> Iterator[StartEmbedder]:
+    """Starts an embedding stage with the real model; it is ended with the test, by its own id."""
+    started: list[Worker] = []
+
+    def start(channel: Channel, settings: Mapping[str, str]) -> Worker:
+        own = {
+            "ANABRANCH_EMBEDDING_PROVIDER": "local",
+            "ANABRANCH_EMBEDDING_PATH": str(model_folder),
+            "ANABRANCH_EMBEDDING_MODEL": sample.load().embedding_model,
+        }
+        log_file = tmp_path / f"embedder-{len(started)}.log"
+        started.append(Worker(log_file, channel, None, {**own, **settings}, ("-m", "streams", "embedder")))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for embedder in started:
+            embedder.end()
+            print(f"--- {embedder.log_file.name} ---\n{embedder.log[-4000:]}")

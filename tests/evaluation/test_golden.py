@@ -53,7 +53,7 @@ def test_a_whole_event_is_taken_as_it_is_and_asked_again() -> None:
     assert len({first.event_id, second.event_id, UUID(event_id)}) == 3
     assert first.expires_at is None
     assert first.occurred_at.year > 2020
-    assert (first.schema_version, first.session_id, first.k) == ("1.2.0", UUID(session), 12)
+    assert (first.schema_version, first.session_id, first.k) == ("1.0.0", UUID(session), 12)
     assert first.filters is not None
     assert first.filters.section == "2"
 

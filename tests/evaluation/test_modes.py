@@ -277,5 +277,5 @@ def test_a_missing_topic_is_named(channel: Channel) -> None:
 def test_a_broker_that_is_not_there_is_an_error_of_one_line() -> None:
     ended = validate("--sample", KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("anabranch: Kafka at 127.0.0.1:1: ")
+    assert ended.stderr.startswith("anabranch validate: Kafka at 127.0.0.1:1: ")
     assert ended.stderr.count("\n") == 1
