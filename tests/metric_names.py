@@ -1,6 +1,8 @@
-"""The names in a worker's exposition."""
+"""The names in a worker's and an embedding stage's exposition."""
 
-from streams.telemetry.metrics import Metrics
+from itertools import chain
+
+from streams.telemetry.metrics import EmbedderMetrics, Metrics
 
 __all__ = ["metric_names"]
 
@@ -15,7 +17,7 @@ def metric_names() -> dict[str, frozenset[str]]:
         oldest_waiting=lambda: [(0, 0.0)],
     )
     names: dict[str, frozenset[str]] = {}
-    for family in metrics.registry.collect():
+    for family in chain(metrics.registry.collect(), EmbedderMetrics().registry.collect()):
         for sample in family.samples:
             names[sample.name] = names.get(sample.name, frozenset()) | frozenset(sample.labels)
     return names

@@ -20,6 +20,11 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, default=defaults.workers, help="number of workers that must be ready"
     )
+    parser.add_argument(
+        "--embedder-jobs",
+        default=defaults.embedder_jobs,
+        help="regular expression of the job names of embedding stages",
+    )
     parser.add_argument("--runbook-url", default=defaults.runbook_url, help="absolute URL of the runbook")
     parser.add_argument("--dashboard-url", default=defaults.dashboard_url, help="absolute URL of Grafana")
     parser.add_argument(

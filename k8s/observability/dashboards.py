@@ -25,7 +25,6 @@ _BY: Final = "by (namespace, job)"
 _WHOSE: Final = "{{namespace}} {{job}}"
 
 _GREEN, _ORANGE, _RED = "green", "orange", "red"
-_WAITING: Final = ((0, _GREEN), (STALE_SECONDS, _ORANGE), (LATE_SECONDS, _RED))
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Panel:
         kind: Grafana's panel type, or "bars": time series drawn as stacked bars.
         steps: thresholds from the lowest on, as (value, color); the first value is ignored.
         texts: the text and color of each value.
+        empty: what a panel without data says.
     """
 
     kind: str
@@ -62,6 +62,7 @@ class Panel:
     steps: Sequence[tuple[float, str]] = ()
     texts: Sequence[tuple[str, str]] = ()
     maximum: float | None = None
+    empty: str = "no data"
 
 
 # Heading (empty: none) and panels, from left to right.
@@ -84,8 +85,8 @@ def render(parameters: Parameters) -> Mapping[str, str]:
     return {
         f"anabranch-{name}.json": _text(_dashboard(parameters, name, variables, rows))
         for name, variables, rows in (
-            ("overview", jobs, _overview()),
-            ("pipeline", [*jobs, worker], _pipeline()),
+            ("overview", jobs, _overview(parameters)),
+            ("pipeline", [*jobs, worker], _pipeline(parameters)),
             ("store", servers, _store()),
         )
     }
@@ -94,7 +95,7 @@ def render(parameters: Parameters) -> Mapping[str, str]:
 # The content
 
 
-def _overview() -> Iterator[Row]:
+def _overview(parameters: Parameters) -> Iterator[Row]:
     state = Query(f"anabranch:state{{{_INSTALLATION}}}", _WHOSE)
     states = (("WELL", _GREEN), ("DEGRADED", _ORANGE), ("OUT", _RED))
     oldest = Query(f"anabranch:oldest_waiting_seconds:max{{{_INSTALLATION}}}", _WHOSE)
@@ -110,6 +111,7 @@ def _overview() -> Iterator[Row]:
                 width=6,
                 height=5,
                 texts=states,
+                empty="Prometheus finds no worker",
                 about="OUT: no worker is ready, or events wait for more than a minute and none is finished. DEGRADED:"
                 f" fewer workers than wanted are ready, events wait longer than {STALE_SECONDS} s, or a page fires.",
             ),
@@ -121,8 +123,9 @@ def _overview() -> Iterator[Row]:
                 height=5,
                 unit="s",
                 decimals=1,
-                steps=_WAITING,
-                about="Age of the oldest event that is not answered. No data: no worker reads a partition.",
+                steps=_waiting(parameters),
+                about="Age of the oldest event that is not answered. In health below one second.",
+                empty="unknown: no worker reads",
             ),
             Panel(
                 "stat",
@@ -161,16 +164,17 @@ def _overview() -> Iterator[Row]:
                 "state-timeline",
                 "Alerts",
                 [
+                    Query(f"max {_BY} ({alerts}) or 0 * anabranch:state{{{_INSTALLATION}}}", f"any {_WHOSE}"),
                     Query(
                         f"max by (namespace, job, alertname, severity) ({alerts})",
                         f"{{{{severity}}}} {{{{alertname}}}} {_WHOSE}",
-                    )
+                    ),
                 ],
                 width=12,
                 texts=(("silent", _GREEN), ("firing", _RED)),
                 about="The runbook explains each.",
             ),
-            _lines("Oldest waiting event over time", oldest, width=12, unit="s", steps=_WAITING),
+            _lines("Oldest waiting event over time", oldest, width=12, unit="s", steps=_waiting(parameters)),
             _lines("Events", *_in_and_out(_INSTALLATION), width=12, unit="cps"),
         ),
     )
@@ -187,7 +191,8 @@ def _numbers(slo: Slo) -> Iterator[Panel]:
         unit="percentunit",
         decimals=2,
         steps=((0, _RED), (slo.objective, _GREEN)),
-        about=f"Without {slo.unit} that {slo.bad}. The objective is {100 * slo.objective:g} %. No data: no events.",
+        about=f"Without {slo.unit} that {slo.bad}. The objective is {100 * slo.objective:g} %.",
+        empty="no data" if slo.by_time else "no events",
     )
     yield Panel(
         "stat",
@@ -215,10 +220,11 @@ def _burn(slo: Slo) -> Panel:
         ),
         steps=((0, _GREEN), (1, _ORANGE), (slo.page.factor, _RED)),
         about=f"1 spends the budget in 30 days. Above {slo.page.factor:g} in 1h and 5m, it pages.",
+        empty="no data" if slo.by_time else "no events",
     )
 
 
-def _pipeline() -> Iterator[Row]:
+def _pipeline(parameters: Parameters) -> Iterator[Row]:
     duration, worker = "anabranch_event_duration_seconds", "{{instance}}"
     yield (
         "Events",
@@ -235,6 +241,7 @@ def _pipeline() -> Iterator[Row]:
                 "Events in the selected time",
                 [_counted("events_received", "received", "$__range"), _by("events", "outcome", "$__range")],
                 width=4,
+                unit="locale",  # all digits
                 decimals=0,
             ),
             _lines("Events in flight", Query(_gauge("anabranch_in_flight_events"), worker)),
@@ -246,9 +253,16 @@ def _pipeline() -> Iterator[Row]:
             Panel(
                 "heatmap",
                 "Event duration",
-                [Query(f"sum by (le) (increase({duration}_bucket{{{_WORKER}}}[$__interval]))", "{{le}}")],
+                [
+                    # `increase` over $__interval would miss what is counted between two intervals.
+                    Query(
+                        f"sum by (le) (rate({duration}_bucket{{{_WORKER}}}[$__rate_interval])) * $__interval_ms / 1000",
+                        "{{le}}",
+                    )
+                ],
                 unit="s",
-                about="From fetching an event to the broker's acknowledgement. The objective is 250 ms.",
+                about="Number of events. From fetching an event to the broker's acknowledgement. The objective is"
+                " 250 ms.",
             ),
             _lines("Event duration, quantiles", *_quantiles(duration), unit="s"),
             _lines(
@@ -280,7 +294,7 @@ def _pipeline() -> Iterator[Row]:
                 ),
                 width=12,
                 unit="s",
-                steps=_WAITING,
+                steps=_waiting(parameters),
             ),
             _lines(
                 "Oldest waiting event by worker",
@@ -294,8 +308,16 @@ def _pipeline() -> Iterator[Row]:
                     f"max by (namespace, job, partition) (anabranch_consumer_lag{{{_WORKER}}})",
                     f"{{{{partition}}}} {_WHOSE}",
                 ),
-                width=12,
                 about="Events that are not committed.",
+            ),
+            _lines(
+                "Committed by partition",
+                Query(
+                    f"rate(anabranch:partition_committed_offset:max{{{_INSTALLATION}}}[$__rate_interval])",
+                    f"{{{{partition}}}} {_WHOSE}",
+                ),
+                unit="cps",
+                about="Offsets. 0 while events wait: the partition is stuck.",
             ),
             _lines(
                 "Stuck partitions",
@@ -303,7 +325,6 @@ def _pipeline() -> Iterator[Row]:
                     f"anabranch:partition_stuck_events:count{{{_INSTALLATION}}}",
                     f"{{{{partition}}}} {_WHOSE}",
                 ),
-                width=12,
                 about="Events that wait in partitions where nothing has been committed for a minute.",
             ),
         ),
@@ -321,6 +342,11 @@ def _pipeline() -> Iterator[Row]:
                 about="Placeholders are dead letters without their event. Events that were expired when they were sent"
                 " are the producer's fault, and spend no budget.",
             ),
+            _bars(
+                "Replies by outcome",
+                _by("replies", "outcome"),
+                about="To callers who asked for one. Those other than answered and dead_lettered could not be sent.",
+            ),
             Panel(
                 "state-timeline",
                 "Ready, PostgreSQL, Kafka",
@@ -328,7 +354,6 @@ def _pipeline() -> Iterator[Row]:
                     Query(_gauge(f"anabranch_{name}"), f"{worker} {title}")
                     for name, title in (("ready", "ready"), ("store_up", "PostgreSQL"), ("kafka_up", "Kafka"))
                 ],
-                width=16,
                 texts=(("no", _RED), ("yes", _GREEN)),
             ),
         ),
@@ -353,25 +378,20 @@ def _pipeline() -> Iterator[Row]:
                     Query(
                         f"anabranch:live_recall:mean1d{{{_INSTALLATION}}}"
                         + (f" {sign} anabranch:live_recall:margin1d{{{_INSTALLATION}}}" if sign else ""),
-                        f"{name} {_WHOSE}",
+                        f"{name}, {{{{size}}}} scopes {_WHOSE}",
                     )
                     for sign, name in (("", "recall"), ("-", "lower bound"), ("+", "upper bound"))
                 ),
                 unit="percentunit",
                 maximum=1,
-                about="Over one day, compared with exact search, with the 95 % confidence interval.",
+                about="Over one day, compared with exact search, with the 95 % confidence interval. Large scopes have"
+                " more than 100,000 rows.",
+                empty="no search was repeated within a day",
             ),
             _bars(
                 "Recall samples",
-                Query(
-                    f"sum {_BY} (increase(anabranch_live_recall_total{{{_WORKER}}}[$__interval]))",
-                    f"compared {_WHOSE}",
-                ),
-                Query(
-                    "sum by (namespace, job, reason)"
-                    f" (increase(anabranch_live_recall_skipped_total{{{_WORKER}}}[$__interval]))",
-                    f"skipped: {{{{reason}}}} {_WHOSE}",
-                ),
+                _counted("live_recall", "compared, {{size}} scopes", by="namespace, job, size"),
+                _counted("live_recall_skipped", "skipped: {{reason}}", by="namespace, job, reason"),
             ),
             _lines(
                 "Workers by release",
@@ -444,6 +464,28 @@ def _pipeline() -> Iterator[Row]:
                 ),
                 unit="cps",
                 about="Objects per second.",
+            ),
+        ),
+    )
+
+    yield (
+        "Embedding stage",
+        (
+            Panel(
+                "state-timeline",
+                "Provider",
+                [Query(_gauge("anabranch_provider_up"), worker)],
+                texts=(("no", _RED), ("yes", _GREEN)),
+                about="Whether it embeds texts.",
+                empty="no embedding stage",
+            ),
+            _lines(
+                "Embedding duration, quantiles",
+                *_quantiles("anabranch_embedding_duration_seconds"),
+                width=16,
+                unit="s",
+                about="From fetching a question to the broker's acknowledgement of its query event.",
+                empty="no embedding stage",
             ),
         ),
     )
@@ -594,6 +636,11 @@ def _store() -> Iterator[Row]:
 # Queries and panels
 
 
+def _waiting(parameters: Parameters) -> Sequence[tuple[float, str]]:
+    """Thresholds for the oldest waiting event."""
+    return (0, _GREEN), (STALE_SECONDS, _ORANGE), (float(parameters.seconds(LATE_SECONDS)), _RED)
+
+
 def _lines(title: str, *queries: Query, **options: Any) -> Panel:
     return Panel("timeseries", title, queries, **options)
 
@@ -657,7 +704,7 @@ def _dashboard(
         "graphTooltip": 1,
         "schemaVersion": 41,
         "refresh": "30s",
-        "time": {"from": "now-3h", "to": "now"},
+        "time": {"from": f"now-{parameters.span(3 * 3600)}", "to": "now"},
         "links": [
             {
                 "type": "dashboards",
@@ -679,7 +726,7 @@ def _dashboard(
                 *(_variable(variable, query) for variable, query in variables),
             ]
         },
-        "panels": list(_placed(rows)),
+        "panels": list(_placed(parameters, rows)),
     }
 
 
@@ -700,7 +747,7 @@ def _variable(name: str, query: str) -> Json:
     }
 
 
-def _placed(rows: Iterable[Row]) -> Iterator[Json]:
+def _placed(parameters: Parameters, rows: Iterable[Row]) -> Iterator[Json]:
     """Panels from left to right, in lines of Grafana's width."""
     y = number = 0
     for heading, panels in rows:
@@ -719,12 +766,12 @@ def _placed(rows: Iterable[Row]) -> Iterator[Json]:
                 x, y, height = 0, y + height, 0
             number += 1
             place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
-            yield {"id": number, **_panel(panel), "gridPos": place}
+            yield {"id": number, **_panel(parameters, panel), "gridPos": place}
             x, height = x + panel.width, max(height, panel.height)
         y += height
 
 
-def _panel(panel: Panel) -> Json:
+def _panel(parameters: Parameters, panel: Panel) -> Json:
     kind = "timeseries" if panel.kind == "bars" else panel.kind
     names = [chr(ord("A") + index) for index in range(len(panel.queries))]
     found: Json = {
@@ -754,10 +801,23 @@ def _panel(panel: Panel) -> Json:
             ],
         },
     }
-    if any("[$__interval]" in query.expression for query in panel.queries):
-        found["interval"] = "1m"  # a shorter step contains no scrape
+    if any("$__interval" in query.expression for query in panel.queries):
+        # A shorter step contains no scrape. From three scrapes on, $__rate_interval is one scrape longer than the
+        # step, so rates over it count everything once.
+        found["interval"] = parameters.span(60)
     if kind == "heatmap":
         found["options"] = {"calculate": False, "yAxis": {"unit": panel.unit}}
+    elif panel.kind == "bars":
+        # What happened is on top; most series are 0.
+        found["options"] = {
+            "legend": {
+                "displayMode": "table",
+                "placement": "bottom",
+                "calcs": ["sum"],
+                "sortBy": "Total",
+                "sortDesc": True,
+            }
+        }
     elif kind == "stat":
         found["options"] = {
             "colorMode": "background" if panel.steps or panel.texts else "value",
@@ -768,7 +828,7 @@ def _panel(panel: Panel) -> Json:
 
 
 def _defaults(panel: Panel, kind: str) -> Json:
-    found: Json = {"unit": panel.unit, "noValue": "no data"}
+    found: Json = {"unit": panel.unit, "noValue": panel.empty}
     if panel.decimals is not None:
         found["decimals"] = panel.decimals
     if panel.texts:

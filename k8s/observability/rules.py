@@ -1,7 +1,7 @@
 """The source of prometheus/rules.yml: service level objectives, recording rules and alerts.
 
 Everything is grouped by namespace and job, so installations on one Prometheus do not hide each other. Workers need no
-namespace label.
+namespace label. An embedding stage is an installation too, by the name of its job: its metrics have the workers' names.
 """
 
 import inspect
@@ -34,7 +34,9 @@ MIN_BAD_EVENTS: Final = 10
 MIN_WAITING_EVENTS: Final = 2
 # Dead letters that are not the event's fault. unreadable_batch and record_too_large are left out: nobody knows how many
 # events such a batch contains. Of `expired`, those that were sent expired are subtracted.
-FAILED_CODES: Final = "expired|internal_error|result_too_large|search_timeout|store_unavailable"
+FAILED_CODES: Final = (
+    "expired|internal_error|provider_unavailable|result_too_large|search_timeout|store_unavailable"
+)
 # An installation is missed this long after its last target has disappeared.
 REMEMBERED_HOURS: Final = 6
 RECALL_OBJECTIVE: Final = 0.95
@@ -60,6 +62,7 @@ class Parameters:
     Attributes:
         jobs: regular expression of the workers' job names in Prometheus.
         workers: number of workers that must be ready, unless Prometheus discovers more.
+        embedder_jobs: as `jobs`, of embedding stages. All of their processes that Prometheus discovers must be ready.
         runbook_url: absolute URL of the runbook; an alert's name in lower case is appended as anchor.
         dashboard_url: absolute URL of Grafana.
         compress: all intervals, windows and durations are divided by it: for tests with faults.
@@ -67,9 +70,14 @@ class Parameters:
 
     jobs: str = "anabranch"
     workers: int = 1
+    embedder_jobs: str = "anabranch-embedder"
     runbook_url: str = "https://anabranch.example.com/k8s/observability/RUNBOOK.html"
     dashboard_url: str = "http://localhost:3000"
     compress: float = 1
+
+    @property
+    def all_jobs(self) -> str:
+        return f"{self.jobs}|{self.embedder_jobs}"
 
     def span(self, seconds: float) -> str:
         """A duration for Prometheus, compressed."""
@@ -160,7 +168,8 @@ _WINDOWS: Final[Mapping[str, tuple[int, str]]] = {
 _INTERVALS: Final[Mapping[str, int]] = {
     "anabranch": _STEP,
     "anabranch-slow": _MINUTE,
-    "anabranch-budget": 5 * _MINUTE,
+    # In an outage, nobody should see a whole budget for minutes.
+    "anabranch-budget": _MINUTE,
 }
 
 
@@ -228,7 +237,7 @@ def alerts(parameters: Parameters) -> list[Alert]:
 
 
 def _workers(parameters: Parameters) -> Iterator[Rule]:
-    up = f'up{{job=~"{parameters.jobs}"}}'
+    up = f'up{{job=~"{parameters.all_jobs}"}}'
     yield Record(
         "anabranch:workers_up:count",
         f"""
@@ -246,7 +255,10 @@ def _workers(parameters: Parameters) -> Iterator[Rule]:
         "anabranch:partitions:count",
         f"count {_BY} (count by (namespace, job, partition) (anabranch_oldest_waiting_seconds))",
     )
-    targets = f"clamp_min(count {_BY} ({up}), {parameters.workers})"
+    workers, embedders = (
+        f'count {_BY} (up{{job=~"{jobs}"}})' for jobs in (parameters.jobs, parameters.embedder_jobs)
+    )
+    targets = f"(clamp_min({workers}, {parameters.workers}) or {embedders})"
     yield Record(
         "anabranch:workers_wanted:count",
         f"""
@@ -296,26 +308,41 @@ def _waiting(parameters: Parameters) -> Iterator[Rule]:
 
 
 def _increase(parameters: Parameters, metric: str, *labels: str) -> str:
-    """What a counter has counted since the last evaluation.
+    """What a counter has counted since the last evaluation: the difference of what both have seen.
 
     `increase` extrapolates, and does not see what a worker counts before its first scrape. Over these values,
     sum_over_time is exact: what one evaluation leaves out, the next one includes.
     """
+    seen = _seen_name(metric)
     return f"""
         sum by ({", ".join(labels)}) (
-          {metric}
-          - last_over_time({metric}[{parameters.span(_SCRAPE_GAP)}] offset {parameters.span(_STEP)}) >= 0
+          {seen}
+          - last_over_time({seen}[{parameters.span(_SCRAPE_GAP)}] offset {parameters.span(_STEP / 2)}) >= 0
           or
-          {metric}
+          {seen}
           and on ({_INSTANCE}) time() - process_start_time_seconds < {parameters.seconds(300)}
         )
         """
 
 
+def _seen(metric: str, where: str = "", comment: str = "") -> Record:
+    """The value of a counter that this evaluation sees.
+
+    The counter one interval ago is not what the last evaluation saw. A scrape's samples are stored when it ends, with
+    the time of its start. An evaluation during a scrape does not see them, but the next one finds them in its past, so
+    nobody would count that difference. Phases are constant, so this would happen in every interval, or never.
+    """
+    return Record(_seen_name(metric), f"{metric}{where}", comment=comment)
+
+
+def _seen_name(metric: str) -> str:
+    return f"anabranch:{metric.removeprefix('anabranch_')}:seen"
+
+
 def _increases(parameters: Parameters) -> Iterator[Rule]:
     comment = (
-        "What each counter has counted since the last evaluation: the difference, or all of it if the worker has just"
-        " started. Sums over time are exact; those of increase() are not."
+        "What each counter has counted since the last evaluation: the difference of what both have seen, or all of it"
+        " if the worker has just started. Sums over time are exact; those of increase() are not."
     )
     for name, labels in {
         "events_received": (),
@@ -323,14 +350,15 @@ def _increases(parameters: Parameters) -> Iterator[Rule]:
         "dead_letters": ("code",),
         "expired_on_arrival": (),
         "placeholder_dead_letters": (),
+        "replies": ("outcome",),
         "retries": ("cause",),
         "warnings": ("code",),
+        "live_recall": ("size",),
+        "live_recall_skipped": ("reason",),
     }.items():
-        yield Record(
-            f"anabranch:{name}:increase",
-            _increase(parameters, f"anabranch_{name}_total", _INSTANCE, *labels),
-            comment=comment,
-        )
+        metric = f"anabranch_{name}_total"
+        yield _seen(metric, comment=comment)
+        yield Record(f"anabranch:{name}:increase", _increase(parameters, metric, _INSTANCE, *labels))
         comment = ""
 
 
@@ -402,18 +430,19 @@ def _slo_events(parameters: Parameters) -> Iterator[Rule]:
         {"slo": "availability"},
     )
     duration, one_installation = "anabranch_event_duration_seconds", "namespace, job"
+    yield _seen(f"{duration}_count", comment="Duration: finished events, without those within the limit.")
+    yield _seen(f"{duration}_bucket", '{le="0.25"}')
     yield Record(
         "anabranch:slo_events:increase",
         _increase(parameters, f"{duration}_count", one_installation),
         {"slo": "duration"},
-        comment="Duration: finished events, without those within the limit.",
     )
     yield Record(
         "anabranch:slo_bad_events:increase",
         f"""
         anabranch:slo_events:increase{{slo="duration"}}
         - {_ON}
-        {_increase(parameters, f'{duration}_bucket{{le="0.25"}}', one_installation).strip()}
+        {_increase(parameters, f"{duration}_bucket", one_installation).strip()}
         """,
         {"slo": "duration"},
     )
@@ -474,7 +503,7 @@ def _burn(slo: Slo, severity: Severity) -> Alert:
 
 def _symptoms(parameters: Parameters) -> Iterator[Rule]:
     minute = parameters.span(_MINUTE)
-    late, up = parameters.seconds(LATE_SECONDS), f'{{job=~"{parameters.jobs}"}}'
+    late, up = parameters.seconds(LATE_SECONDS), f'{{job=~"{parameters.all_jobs}"}}'
     yield Alert(
         "NoWorkerUp",
         "page",
@@ -488,7 +517,8 @@ def _symptoms(parameters: Parameters) -> Iterator[Rule]:
         "page",
         "anabranch:workers_ready:count == 0 and anabranch:workers_up:count > 0",
         "No worker is ready",
-        "Workers run, but none can answer events: PostgreSQL, Kafka, or both cannot be used.",
+        "Workers run, but none can answer events: PostgreSQL (an embedding stage: its provider), Kafka, or both cannot"
+        " be used.",
         for_seconds=90,
     )
     yield Alert(
@@ -540,7 +570,8 @@ def _tickets(parameters: Parameters) -> Iterator[Rule]:
         "ticket",
         "anabranch:workers_ready:count < anabranch:workers_wanted:count and anabranch:workers_ready:count > 0",
         "Fewer workers are ready than wanted",
-        "Only {{ $value }} workers are ready. The others are down or cannot use PostgreSQL or Kafka.",
+        "Only {{ $value }} workers are ready. The others are down or cannot use PostgreSQL (an embedding stage: its"
+        " provider) or Kafka.",
         for_seconds=10 * _MINUTE,
     )
     yield Alert(
@@ -588,13 +619,13 @@ def _tickets(parameters: Parameters) -> Iterator[Rule]:
 def _recall(parameters: Parameters) -> Iterator[Rule]:
     window = parameters.span(_DAY)
     samples, total, squares = (
-        f'sum {_BY} (increase(anabranch_live_recall_{name}{{size="normal"}}[{window}]))'
+        f"sum by (namespace, job, size) (increase(anabranch_live_recall_{name}[{window}]))"
         for name in ("total", "sum", "squares_sum")
     )
     yield Record(
         "anabranch:live_recall_samples:increase1d",
         samples,
-        comment="Recall of live answers compared with exact search, and half of its 95 % confidence interval; without"
+        comment="Recall of live answers compared with exact search, and half of its 95 % confidence interval; apart for"
         " scopes of more than 100,000 rows, which are sampled more rarely.",
     )
     yield Record(
@@ -619,7 +650,7 @@ def _recall(parameters: Parameters) -> Iterator[Rule]:
         "RecallLow",
         "ticket",
         f"""
-        anabranch:live_recall:mean1d + anabranch:live_recall:margin1d < {RECALL_OBJECTIVE:g}
+        anabranch:live_recall:mean1d{{size="normal"}} + anabranch:live_recall:margin1d < {RECALL_OBJECTIVE:g}
         and
         anabranch:live_recall_samples:increase1d >= {RECALL_MIN_SAMPLES}
         """,

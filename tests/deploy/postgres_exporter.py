@@ -1,7 +1,7 @@
 """The metrics of postgres_exporter that the dashboards use, with their labels.
 
-As exposed by 0.20.1 with its collector ``stat_checkpointer``. 0.11 needs extra queries (``--extend.query-path``) for
-tables and checkpoints.
+As exposed by 0.17.1 and 0.20.1 with the collectors ``stat_checkpointer`` and ``postmaster``, which are off by default.
+0.11 needs extra queries (``--extend.query-path``) for tables and checkpoints.
 """
 
 from typing import Final

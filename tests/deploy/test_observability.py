@@ -27,7 +27,9 @@ from tests.metric_names import metric_names
 TARGET_LABELS: Final = frozenset({"namespace", "job", "instance"})
 # Grafana replaces them with durations.
 GRAFANA_DURATIONS: Final = ("$__rate_interval", "$__range", "$__interval")
-GAVE_UP: Final = {"search_timeout", "store_unavailable", "internal_error"}
+# And these with numbers.
+GRAFANA_NUMBERS: Final = ("$__interval_ms",)
+GAVE_UP: Final = {"search_timeout", "store_unavailable", "provider_unavailable", "internal_error"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Expression:
     @property
     def parsable(self) -> str:
         text = self.text
+        for number in GRAFANA_NUMBERS:
+            text = text.replace(number, "60000")
         for duration in GRAFANA_DURATIONS:
             text = text.replace(duration, "5m")
         return text
@@ -146,7 +150,7 @@ def label_values() -> dict[str, set[str]]:
         "scope": set(metrics.SCOPES),
         "size": {*metrics.SCOPE_SIZES},
         "code": codes,
-        "job": {Parameters().jobs},
+        "job": {Parameters().jobs, Parameters().embedder_jobs},
         "slo": {slo.name for slo in rule_source.SLOS},
         "severity": {*SEVERITIES},
         "alertname": {f"{rule_source.ALERT_PREFIX}.+"},
@@ -157,11 +161,12 @@ def label_values() -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def boundaries() -> dict[str, set[str]]:
     """The histograms' boundaries, as they are rendered."""
-    exposed = metrics.Metrics(profiles=["extraction"])
+    exposed = "".join(
+        each.exposition()[0].decode()
+        for each in (metrics.Metrics(profiles=["extraction"]), metrics.EmbedderMetrics())
+    )
     found: dict[str, set[str]] = {}
-    for name, boundary in re.findall(
-        r'^(\w+_bucket)\{.*?le="([^"]+)"', exposed.exposition()[0].decode(), re.MULTILINE
-    ):
+    for name, boundary in re.findall(r'^(\w+_bucket)\{.*?le="([^"]+)"', exposed, re.MULTILINE):
         found.setdefault(name, set()).add(boundary)
     return found
 
@@ -260,15 +265,19 @@ def test_a_factor_compresses_every_duration() -> None:
 def test_parameters_are_in_the_rules() -> None:
     text = rule_source.render(
         Parameters(
-            jobs="blue|green", workers=7, runbook_url="https://r.test/b", dashboard_url="https://g.test"
+            jobs="blue|green",
+            workers=7,
+            embedder_jobs="texts",
+            runbook_url="https://r.test/b",
+            dashboard_url="https://g.test",
         )
     )
     alerts = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
     assert {alert["annotations"]["runbook_url"].partition("#")[0] for alert in alerts} == {"https://r.test/b"}
     assert all(alert["annotations"]["dashboard_url"].startswith("https://g.test/d/") for alert in alerts)
-    assert 'up{job=~"blue|green"}' in text
-    assert '"anabranch"' not in text
-    assert "), 7)" in text
+    assert 'up{job=~"blue|green|texts"}' in text
+    assert '"anabranch' not in text
+    assert 'clamp_min(count by (namespace, job) (up{job=~"blue|green"}), 7)' in text
 
 
 # Names
@@ -444,7 +453,7 @@ def test_dashboards_use_only_their_variables(dashboards: dict[str, dict[str, Any
         variables = [variable["name"] for variable in dashboard["templating"]["list"]]
         assert variables[:3] == ["datasource", "namespace", "job"], name
         used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard["panels"])))
-        assert used - {duration[1:] for duration in GRAFANA_DURATIONS} == set(variables), name
+        assert used - {name[1:] for name in (*GRAFANA_DURATIONS, *GRAFANA_NUMBERS)} == set(variables), name
         assert ("worker" in variables) == (name == "anabranch-pipeline.json")
 
 

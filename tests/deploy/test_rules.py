@@ -18,6 +18,7 @@ Mode: TypeAlias = Literal["ok", "waiting", "unready", "down", "gone"]
 
 STEP: Final = 15
 PER_MINUTE: Final = 60 // STEP
+EMBEDDER: Final = "anabranch-embedder"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Worker:
         namespace: None: there is no such label.
         mode: its mode in each minute.
         per_minute: events that arrive, and are answered within 250 ms.
-        slow: how many of them are slow, per minute.
+        slow: how many of them are slow, per minute; None: an embedding stage, which does not have this metric.
         counts: further counters, by series without common labels; how many in each minute.
         oldest: age of the oldest event, in the first partition, while no partition is stuck.
         stuck: its partitions that are stuck, in each minute.
@@ -43,7 +44,7 @@ class Worker:
     partitions: Sequence[int] = (0, 1)
     mode: Callable[[Minute], Mode] = lambda _: "ok"
     per_minute: Callable[[Minute], float] = lambda _: 600
-    slow: Callable[[Minute], float] = lambda _: 0
+    slow: Callable[[Minute], float] | None = lambda _: 0
     counts: Mapping[str, Callable[[Minute], float]] = field(default_factory=dict)
     gauges: Mapping[str, Callable[[Minute], float]] = field(default_factory=dict)
     oldest: Callable[[Minute], float] = lambda _: 0.3
@@ -74,17 +75,22 @@ class Worker:
 
     def _counters(self, minute: Minute, mode: Mode, totals: dict[str, float]) -> dict[str, float]:
         done = self.per_minute(minute) if mode == "ok" else 0.0
-        slow = self.slow(minute) if mode == "ok" else 0.0
         letters = {
             name: of(minute) for name, of in self.counts.items() if name.startswith("anabranch_dead_letters")
         }
+        durations = {}
+        if self.slow is not None:
+            slow = self.slow(minute) if mode == "ok" else 0.0
+            durations = {
+                'anabranch_event_duration_seconds_count{profile="chat"}': done,
+                'anabranch_event_duration_seconds_bucket{profile="chat", le="0.25"}': done - slow,
+            }
         for name, rate in {
+            **durations,
             'anabranch_events_total{outcome="answered"}': done,
             'anabranch_events_total{outcome="dead_lettered"}': sum(letters.values()),
             'anabranch_events_total{outcome="skipped"}': 0,
             "anabranch_events_received_total{}": done + sum(letters.values()),
-            'anabranch_event_duration_seconds_count{profile="chat"}': done,
-            'anabranch_event_duration_seconds_bucket{profile="chat", le="0.25"}': done - slow,
             'anabranch_dead_letters_total{code="internal_error"}': 0,
             'anabranch_dead_letters_total{code="contract_violation"}': 0,
             "anabranch_expired_on_arrival_total{}": 0,
@@ -136,7 +142,8 @@ def _values(values: Sequence[float | None]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """Workers, and what fires at which minute: `alert` for a page, `alert?` for a ticket, `namespace/…` if not one/.
+    """Workers, and what fires at which minute: `alert` for a page, `alert?` for a ticket, `namespace/…` if not one/,
+    `embedder/…` for the embedding stage in it.
 
     Attributes:
         minutes: no alert fires in so many; else only what `firing` says is checked.
@@ -173,6 +180,11 @@ def pair(**options: Any) -> list[Worker]:
         Worker("a:6066", partitions=(0, 1), **options),
         Worker("b:6066", partitions=(2, 3), **options),
     ]
+
+
+def embedder(**options: Any) -> Worker:
+    """A process of an embedding stage whose provider takes more than a second."""
+    return Worker("e:6066", job=EMBEDDER, slow=None, **({"oldest": constant(1.5)} | options))
 
 
 def letters(code: str) -> str:
@@ -417,6 +429,52 @@ CASES: Final = [
         {13: ["blue/NoneReady", "blue/WorkerStuck", "blue/PartitionStuck", "blue/AvailabilityBurn"]},
     ),
     Case(
+        "an embedding stage of one process beside two workers",
+        [*pair(), embedder()],
+        {},
+        [
+            (
+                25,
+                f'anabranch:state{{job="{EMBEDDER}"}}',
+                {f'anabranch:state{{namespace="one", job="{EMBEDDER}"}}': 0},
+            )
+        ],
+        wanted=2,
+        minutes=30,
+    ),
+    Case(
+        "questions wait for an embedding stage that does nothing",
+        [Worker(), embedder(mode=between(10, 17, "waiting"))],
+        {13: ["embedder/WorkerStuck", "embedder/PartitionStuck", "embedder/AvailabilityBurn"], 21: []},
+    ),
+    Case(
+        "the provider of an embedding stage is down",
+        [Worker(), embedder(mode=between(10, 17, "unready"))],
+        {
+            9: [],
+            13: [
+                *("embedder/NoneReady", "embedder/WorkerStuck"),
+                *("embedder/PartitionStuck", "embedder/AvailabilityBurn"),
+            ],
+            21: [],
+        },
+    ),
+    Case(
+        "the provider is down, and nobody asks",
+        [Worker(), embedder(mode=between(10, 17, "unready"), per_minute=constant(0), oldest=constant(0))],
+        {13: ["embedder/NoneReady"], 18: []},
+    ),
+    Case(
+        "an embedding stage disappears",
+        [Worker(), embedder(mode=between(10, 400, "gone"))],
+        {11: [], 13: ["embedder/NoWorkerUp"]},
+    ),
+    Case(
+        "one question in ten is dead-lettered because the provider is down",
+        [Worker(), embedder(counts={letters("provider_unavailable"): constant(60)})],
+        {5: ["embedder/AvailabilityBurn"]},
+    ),
+    Case(
         "counters agree with what was sent",
         [
             Worker(
@@ -456,6 +514,8 @@ def _firing(minute: Minute, alerts: Sequence[str], expression: str) -> dict[str,
         labels = {"alertname": name, "severity": severity}
         if where in {"blue", "green"}:
             labels |= {"job": where}
+        elif where == "embedder":
+            labels |= {"namespace": "one", "job": EMBEDDER}
         elif where:
             labels |= {"namespace": where, "job": "anabranch"}
         text = ", ".join(f'{label}="{value}"' for label, value in labels.items())
