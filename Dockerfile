@@ -26,14 +26,17 @@ COPY contracts ./contracts
 COPY schemas ./schemas
 COPY streams ./streams
 
+# runtime: what a worker needs. embedder: also the packages of all providers, for `anabranch embedder`.
+ARG REQUIREMENTS=runtime
+
 # The environment has no pip: nothing can be installed into a running container. pip compiles to bytecode at build time,
 # because the root file system is read-only at run time. requirements/ pins what is installed, by hash.
 RUN python -m pip install --require-hashes --requirement requirements/build.txt \
     && python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/anabranch \
-    && python -m pip --python /opt/anabranch/bin/python install --require-hashes --requirement requirements/runtime.txt \
+    && python -m pip --python /opt/anabranch/bin/python install --require-hashes --requirement requirements/${REQUIREMENTS}.txt \
     && python -m pip --python /opt/anabranch/bin/python install --no-deps /wheels/anabranch-*.whl \
-    && python requirements/sbom.py /opt/anabranch/lib/python3.*/site-packages requirements/runtime.txt \
+    && python requirements/sbom.py /opt/anabranch/lib/python3.*/site-packages requirements/${REQUIREMENTS}.txt \
        > /opt/anabranch/anabranch.cdx.json
 
 # ---- runtime --------------------------------------------------------------------------------------------------------

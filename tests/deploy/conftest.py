@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 from tests.left_out import unavailable
+from tests.ops.conftest import prometheus
+
+__all__ = ["prometheus"]
 
 ROOT = Path(__file__).parents[2]
 

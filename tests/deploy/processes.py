@@ -74,7 +74,7 @@ class ComposeProcesses:
         """What the container would run."""
         service = self._compose["services"][name]
         command = [*(service.get("entrypoint") or []), *(service.get("command") or [])]
-        if service["image"].startswith("anabranch:") and not service.get("entrypoint"):
+        if service["image"].startswith("anabranch") and not service.get("entrypoint"):
             command = ["python", "-m", "streams", *command]
         return [sys.executable if part == "python" else self._mounted(service, part) for part in command]
 

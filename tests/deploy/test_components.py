@@ -15,8 +15,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from k8s.observability.rules import Parameters
 from streams import settings
-from streams.broker.topics import topic_specs
+from streams.configured import required_topics
 from tests.left_out import unavailable
 
 Manifest = dict[str, Any]
@@ -31,7 +32,12 @@ KUSTOMIZATIONS = (
     "overlays/production",
     "overlays/production/jobs",
     "overlays/production/kafka",
+    "overlays/production-embedder",
+    "overlays/production-embedder/jobs",
+    "overlays/production-embedder/kafka",
 )
+# With everything that there is.
+COMPLETE = KUSTOMIZATIONS[-3:]
 # The oldest and the newest release that the manifests are meant for.
 VERSIONS = ("1.31.0", "1.37.0")
 
@@ -175,7 +181,7 @@ def test_every_kustomization_is_validated(root: Path) -> None:
 def test_a_mistake_is_found(
     render_kubernetes: Render, conform: Conform, kind: str, path: tuple[Any, ...], value: object
 ) -> None:
-    everything = [manifest for each in KUSTOMIZATIONS[-3:] for manifest in render_kubernetes(each)]
+    everything = [manifest for each in COMPLETE for manifest in render_kubernetes(each)]
     manifest = copy.deepcopy(next(manifest for manifest in everything if manifest["kind"] == kind))
     *parents, last = path
     target: Any = manifest
@@ -192,7 +198,7 @@ def test_kube_score_finds_only_what_is_known(
         "kube-score is not installed",
         enable="with Go: GOBIN=$PWD/.venv/bin go install github.com/zegl/kube-score/cmd/kube-score@v1.20.0",
     )
-    manifests = [manifest for each in KUSTOMIZATIONS[-3:] for manifest in render_kubernetes(each)]
+    manifests = [manifest for each in COMPLETE for manifest in render_kubernetes(each)]
     result = subprocess.run(
         [
             kube_score,
@@ -229,7 +235,7 @@ def production(render_kubernetes: Render) -> Callable[..., Manifest]:
     def one(kind: str, name: str | None = None) -> Manifest:
         (found,) = (
             manifest
-            for each in KUSTOMIZATIONS[-3:]
+            for each in COMPLETE
             for manifest in render_kubernetes(each)
             if manifest["kind"] == kind and name in (None, manifest["metadata"]["name"])
         )
@@ -241,7 +247,7 @@ def production(render_kubernetes: Render) -> Callable[..., Manifest]:
 @pytest.fixture(scope="session")
 def pod(production: Callable[..., Manifest]) -> Manifest:
     """A worker's pod."""
-    return dict(production("Deployment")["spec"]["template"])
+    return dict(production("Deployment", "anabranch-worker")["spec"]["template"])
 
 
 @pytest.fixture(scope="session")
@@ -276,7 +282,7 @@ def test_keda_counts_what_the_workers_count(
         "consumerGroupFromEnv": values["ANABRANCH_CONSUMER_GROUP"],
         "topicFromEnv": values["ANABRANCH_INPUT_TOPIC"],
     }
-    app = (root / "streams/worker/app.py").read_text()
+    app = (root / "streams/worker/stage_app.py").read_text()
     assert f'consumer_auto_offset_reset="{metadata["offsetResetPolicy"]}"' in app
     # A stuck partition's lag would not count.
     assert "excludePersistentLag" not in metadata
@@ -291,7 +297,7 @@ def test_keda_wants_no_worker_without_a_partition(
     assert scaled["maxReplicaCount"] == _partitions(render_kubernetes)
     assert 1 <= scaled["minReplicaCount"] <= scaled["fallback"]["replicas"]
     assert scaled["fallback"]["behavior"] == "currentReplicasIfHigher"
-    deployment = production("Deployment")
+    deployment = production("Deployment", "anabranch-worker")
     assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert "replicas" not in deployment["spec"]
 
@@ -336,13 +342,20 @@ def test_strimzi_creates_the_topics_that_anabranch_would(
 ) -> None:
     topics = {
         manifest["metadata"]["name"]: manifest["spec"]
-        for manifest in render_kubernetes("overlays/production/kafka")
+        for manifest in render_kubernetes("overlays/production-embedder/kafka")
         if manifest["kind"] == "KafkaTopic"
     }
-    specs = topic_specs(
-        input_topic=values["ANABRANCH_INPUT_TOPIC"],
-        output_topic=values["ANABRANCH_OUTPUT_TOPIC"],
-        dead_letter_topic=values["ANABRANCH_DEAD_LETTER_TOPIC"],
+    (own,) = (
+        manifest["data"]
+        for manifest in render_kubernetes("overlays/production-embedder")
+        if manifest["metadata"]["name"].startswith("anabranch-embedder-")
+    )
+    values = {**values, "KAFKA_SASL_PASSWORD": "a secret"}
+    names = ("ANABRANCH_TEXT_TOPIC", "ANABRANCH_TEXT_DEAD_LETTER_TOPIC")
+    stage, _ = settings.load_embedder(values | {name: own[name] for name in names})
+    specs = required_topics(
+        settings.load(values),
+        stage,
         partitions=_partitions(render_kubernetes),
         replication_factor=3,
         max_event_bytes=1024 * 1024,
@@ -359,7 +372,7 @@ def test_strimzi_creates_the_topics_that_anabranch_would(
 
 def test_kafka_users_name_what_exists(render_kubernetes: Render, values: dict[str, str]) -> None:
     """What they may do is tested on a broker: test_kafka_users.py."""
-    manifests = render_kubernetes("overlays/production/kafka")
+    manifests = render_kubernetes("overlays/production-embedder/kafka")
     topics = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "KafkaTopic"}
     users = [manifest for manifest in manifests if manifest["kind"] == "KafkaUser"]
     assert values["KAFKA_SASL_USERNAME"] in {user["metadata"]["name"] for user in users}
@@ -375,11 +388,16 @@ def test_kafka_users_name_what_exists(render_kubernetes: Render, values: dict[st
     assert {manifest["apiVersion"] for manifest in manifests} == {"kafka.strimzi.io/v1"}
 
 
-def test_prometheus_operator_scrapes_the_workers_as_the_rules_expect(
-    production: Callable[..., Manifest], pod: Manifest, root: Path
+@pytest.mark.parametrize(
+    ("stage", "job"), [("worker", Parameters().jobs), ("embedder", Parameters().embedder_jobs)]
+)
+def test_prometheus_operator_scrapes_each_stage_as_the_rules_expect(
+    production: Callable[..., Manifest], root: Path, stage: str, job: str
 ) -> None:
-    monitor = production("PodMonitor")["spec"]
+    pod = production("Deployment", f"anabranch-{stage}")["spec"]["template"]
+    monitor = production("PodMonitor", f"anabranch-{stage}")["spec"]
     labels = pod["metadata"]["labels"]
+    assert labels[monitor["jobLabel"]] == job
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     (endpoint,) = monitor["podMetricsEndpoints"]
     (container,) = pod["spec"]["containers"]
@@ -415,10 +433,21 @@ def _ports(rules: list[Manifest]) -> set[int]:
     }
 
 
-def test_workers_are_reached_by_prometheus_alone(
-    production: Callable[..., Manifest], pod: Manifest, values: dict[str, str]
+@pytest.mark.parametrize(
+    # No web for a worker: what it reads cannot be sent away. No database for the embedding stage.
+    ("stage", "needed", "refused"),
+    [("worker", {53, 5432}, {80, 443}), ("embedder", {53, 443}, {80, 5432, 6432})],
+)
+def test_each_stage_is_reached_by_prometheus_alone(
+    production: Callable[..., Manifest],
+    values: dict[str, str],
+    *,
+    stage: str,
+    needed: set[int],
+    refused: set[int],
 ) -> None:
-    policy = production("NetworkPolicy", "anabranch-worker")["spec"]
+    pod = production("Deployment", f"anabranch-{stage}")["spec"]["template"]
+    policy = production("NetworkPolicy", f"anabranch-{stage}")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     (ingress,) = policy["ingress"]
@@ -429,9 +458,8 @@ def test_workers_are_reached_by_prometheus_alone(
     ]
     reached = _ports(policy["egress"])
     brokers = {int(address.rpartition(":")[2]) for address in values["KAFKA_BOOTSTRAP_SERVERS"].split(",")}
-    assert brokers | {53, 5432} <= reached
-    # No web: what a worker reads cannot be sent away.
-    assert not reached & {80, 443}
+    assert brokers | needed <= reached
+    assert not reached & refused
 
 
 @pytest.mark.parametrize(("name", "needed", "not_needed"), [("migrate", 5432, 9092), ("topics", 9093, 5432)])

@@ -10,15 +10,19 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from k8s.observability.rules import Parameters
 from streams import settings
 from streams.cli.main import commands
+from streams.configured import result_contract
 from tests.deploy.processes import ComposeProcesses, secret
 from tests.left_out import unavailable
 
-ONE_SHOTS = {"migrate", "roles", "sample", "topics"}
+ONE_SHOTS = {"migrate", "roles", "sample", "text-topics", "topics"}
+ON_REQUEST = {"sample": "sample", "embedder": "embedder", "text-topics": "embedder"}
 # What each service logs in with, and nothing else.
 SECRETS = {
     "alertmanager": set(),
+    "embedder": {"embedding-key"},
     "grafana": {"grafana-password"},
     "kafka": set(),
     "migrate": {"owner-connection"},
@@ -30,6 +34,7 @@ SECRETS = {
         *("ingestion-password", "monitoring-password"),
     },
     "sample": {"ingestion-connection"},
+    "text-topics": set(),
     "topics": set(),
     "worker": {"worker-connection"},
 }
@@ -48,13 +53,13 @@ def services(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The services that run our image, and therefore read our settings."""
-    return {name: service for name, service in services.items() if service["image"].startswith("anabranch:")}
+    return {name: service for name, service in services.items() if service["image"].startswith("anabranch")}
 
 
 def test_every_variable_has_a_default(root: Path) -> None:
     # `docker compose up` in a fresh clone; and the one form of interpolation that the fixture above knows.
     text = (root / "docker-compose.yml").read_text()
-    assert len(re.findall(r"\$\{\w+:-[^}]+\}", text)) == text.count("$") > 0
+    assert len(re.findall(r"\$\{\w+:-[^}]*\}", text)) == text.count("$") > 0
 
 
 def test_everything_is_there(services: dict[str, dict[str, Any]]) -> None:
@@ -93,6 +98,9 @@ def test_kafka_is_a_supported_major_and_postgres_has_iterative_scans(
         ("worker", "roles", "service_completed_successfully"),
         ("worker", "topics", "service_completed_successfully"),
         ("sample", "worker", "service_healthy"),
+        ("text-topics", "topics", "service_completed_successfully"),
+        ("embedder", "text-topics", "service_completed_successfully"),
+        ("embedder", "kafka", "service_healthy"),
         ("postgres-exporter", "roles", "service_completed_successfully"),
     ],
 )
@@ -114,15 +122,21 @@ def test_whatever_stays_has_a_health_check(services: dict[str, dict[str, Any]]) 
             assert _seconds(service["healthcheck"]["timeout"]) < _seconds(service["healthcheck"]["interval"])
 
 
-def test_the_sample_is_asked_on_request(services: dict[str, dict[str, Any]]) -> None:
+def test_what_starts_only_on_request(services: dict[str, dict[str, Any]]) -> None:
     assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
-        "sample": ["sample"]
+        name: [profile] for name, profile in ON_REQUEST.items()
     }
+    # Or it would start with them.
+    for name, service in services.items():
+        if name not in ON_REQUEST:
+            assert not service.get("depends_on", {}).keys() & ON_REQUEST.keys()
 
 
 def test_commands_are_the_command_lines(ours: dict[str, dict[str, Any]]) -> None:
     assert {name: service["command"] for name, service in ours.items() if "command" in service} == {
+        "embedder": ["embedder"],
         "migrate": ["migrate"],
+        "text-topics": ["topics", "--texts"],
         "topics": ["topics"],
         "worker": ["worker"],
     }
@@ -135,11 +149,20 @@ def test_every_command_exists(ours: dict[str, dict[str, Any]], root: Path) -> No
     assert named <= commands.commands.keys()
 
 
+def _load(processes: ComposeProcesses, name: str) -> settings.Settings:
+    environment = processes.environment(name)
+    return settings.load_embedder(environment)[0] if name == "embedder" else settings.load(environment)
+
+
 def test_every_variable_is_a_setting(ours: dict[str, dict[str, Any]], processes: ComposeProcesses) -> None:
-    names = settings.environment_names() | {f"{name}_FILE" for name in settings.secret_names()}
+    embedding = settings.EmbeddingSettings
     for name, service in ours.items():
+        names = settings.environment_names() | {f"{secret}_FILE" for secret in settings.secret_names()}
+        if name == "embedder":
+            names |= settings.environment_names(embedding)
+            names |= {f"{secret}_FILE" for secret in settings.secret_names(embedding)}
         assert set(service["environment"]) <= names, name
-        settings.load(processes.environment(name))
+        _load(processes, name)
 
 
 @pytest.fixture
@@ -147,10 +170,53 @@ def processes(compose: dict[str, Any], root: Path, tmp_path: Path) -> ComposePro
     return ComposeProcesses(compose, root, tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ("openai", "text-embedding-3-small", None, 768)),
+        (
+            {
+                "EMBEDDING_PROVIDER": "cohere",
+                "EMBEDDING_MODEL": "embed-english-v3.0",
+                "EMBEDDING_BASE_URL": "https://cohere.example.com",
+                "EMBEDDING_DIMENSIONS": "1024",
+                "RESULT_CONTRACT": "1.1.0",
+            },
+            ("cohere", "embed-english-v3.0", "https://cohere.example.com", 1024),
+        ),
+    ],
+)
+def test_the_variables_choose_model_and_dimensions(
+    render_compose: Callable[..., dict[str, Any]],
+    root: Path,
+    tmp_path: Path,
+    *,
+    variables: dict[str, str],
+    expected: tuple[str, str, str | None, int],
+) -> None:
+    processes = ComposeProcesses(render_compose(variables), root, tmp_path, {})
+    given = processes.environment("embedder")
+    key = Path(given["ANABRANCH_EMBEDDING_API_KEY_FILE"])
+    assert key.read_text() == ""  # for a server that needs none
+    if variables:
+        key.write_text("a key\n")
+    found = settings.load_embedding(given)
+    assert (
+        found.anabranch_embedding_provider,
+        found.anabranch_embedding_model,
+        found.anabranch_embedding_base_url,
+        found.anabranch_embedding_dimensions,
+    ) == expected
+    assert (found.anabranch_embedding_api_key is None) == (not variables)
+    loaded = [_load(processes, name) for name in ("embedder", "migrate", "worker")]
+    assert {each.anabranch_embedding_dimensions for each in loaded} == {expected[-1]}
+    result_contract(loaded[-1])
+
+
 def test_each_gets_the_connection_it_needs_and_no_other(
     ours: dict[str, dict[str, Any]], processes: ComposeProcesses
 ) -> None:
-    loaded = {name: settings.load(processes.environment(name)) for name in ours}
+    loaded = {name: _load(processes, name) for name in ours}
     assert urlsplit(loaded["migrate"].admin_dsn).username == "anabranch_owner"
     assert urlsplit(loaded["worker"].store_dsn).username == "anabranch_worker"
     assert urlsplit(loaded["sample"].store_dsn).username == "anabranch_ingestion"
@@ -246,7 +312,7 @@ def test_clients_come_back_to_the_listener_they_came_from(
     # A controller's listener is advertised to nobody.
     assert set(listeners) - set(advertised) == {kafka["KAFKA_CONTROLLER_LISTENER_NAMES"]}
     assert kafka["KAFKA_INTER_BROKER_LISTENER_NAME"] == "INTERNAL"
-    for name in ("topics", "worker"):
+    for name in ("embedder", "text-topics", "topics", "worker"):
         assert services[name]["environment"]["KAFKA_BOOTSTRAP_SERVERS"] == advertised["INTERNAL"]
     assert advertised["INTERNAL"].split(":")[1] == listeners["INTERNAL"].split(":")[1]
     published = services["kafka"]["ports"][0]
@@ -268,8 +334,9 @@ def test_worker_scales(services: dict[str, dict[str, Any]]) -> None:
 
 
 def test_a_stop_lets_events_finish(services: dict[str, dict[str, Any]], processes: ComposeProcesses) -> None:
-    grace = settings.load(processes.environment("worker")).anabranch_grace_period_seconds
-    assert _seconds(services["worker"]["stop_grace_period"]) >= grace + 10
+    for name in ("worker", "embedder"):
+        grace = _load(processes, name).anabranch_grace_period_seconds
+        assert _seconds(services[name]["stop_grace_period"]) >= grace + 10
 
 
 def test_containers_can_do_little(services: dict[str, dict[str, Any]]) -> None:
@@ -343,12 +410,13 @@ def test_hnsw_builds_fit_into_shared_memory(services: dict[str, dict[str, Any]])
 
 def test_prometheus_scrapes_every_worker(services: dict[str, dict[str, Any]], root: Path) -> None:
     config = yaml.safe_load((root / "k8s/observability/prometheus/prometheus.yml").read_text())
-    job = next(job for job in config["scrape_configs"] if job["job_name"] == "anabranch")
-    discovery = job["dns_sd_configs"][0]
-    assert job["metrics_path"] == "/metrics"
-    assert discovery["names"] == ["worker"]
-    assert discovery["type"] == "A"
-    assert str(discovery["port"]) in services["worker"]["expose"]
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    for name, job in (("worker", jobs[Parameters().jobs]), ("embedder", jobs[Parameters().embedder_jobs])):
+        discovery = job["dns_sd_configs"][0]
+        assert job["metrics_path"] == "/metrics"
+        assert discovery["names"] == [name]
+        assert discovery["type"] == "A"
+        assert str(discovery["port"]) in services[name]["expose"]
     mounted = {mount["target"] for mount in services["prometheus"]["volumes"]}
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
     assert "/etc/prometheus" in mounted
@@ -369,7 +437,7 @@ def test_prometheus_reaches_the_exporter_and_alertmanager(
         assert name in services
         assert [port] == ports
         assert f":{port}/" in services[name]["healthcheck"]["test"][-1]
-    for name in ("anabranch", "postgres"):
+    for name in ("anabranch", "anabranch-embedder", "postgres"):
         assert [each["target_label"] for each in jobs[name]["relabel_configs"]] == ["namespace"]
 
 

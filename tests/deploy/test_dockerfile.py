@@ -84,10 +84,11 @@ def test_build_context_holds_all_that_the_wheel_needs(
     dockerfile: Instructions, project: dict[str, Any], root: Path
 ) -> None:
     copied = _copied_from_context(dockerfile)
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    hatch = project["tool"]["hatch"]
+    wheel = hatch["build"]["targets"]["wheel"]
     needed = {
         "pyproject.toml",
-        project["project"]["readme"],
+        *(fragment["path"] for fragment in hatch["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"]),
         *project["project"]["license-files"],
         *wheel["packages"],
         *wheel["force-include"],
@@ -100,7 +101,19 @@ def test_build_context_holds_all_that_the_wheel_needs(
 
 
 def test_image_tag_is_the_version(compose: dict[str, Any]) -> None:
-    assert compose["services"]["worker"]["image"] == f"anabranch:{streams.__version__}"
+    for service, image in (("worker", "anabranch"), ("embedder", "anabranch-embedder")):
+        assert compose["services"][service]["image"] == f"{image}:{streams.__version__}"
+
+
+def test_each_image_installs_pins_that_exist(
+    dockerfile: Instructions, compose: dict[str, Any], root: Path
+) -> None:
+    (default,) = (argument for argument in _arguments(dockerfile, "ARG") if "REQUIREMENTS" in argument)
+    chosen = compose["services"]["embedder"]["build"]["args"]["REQUIREMENTS"]
+    assert (default, chosen) == ("REQUIREMENTS=runtime", "embedder")
+    assert (root / f"requirements/{chosen}.txt").is_file()
+    installing = " ".join(_arguments(dockerfile, "RUN"))
+    assert set(re.findall(r"requirements/(\S+)\.txt", installing)) == {"build", "${REQUIREMENTS}"}
 
 
 class _Health(BaseHTTPRequestHandler):

@@ -19,7 +19,10 @@ WORKERS = {
     "base": "jobs",
     "overlays/dev": "overlays/dev/jobs",
     "overlays/production": "overlays/production/jobs",
+    "overlays/production-embedder": "overlays/production-embedder/jobs",
 }
+WITH_EMBEDDER = "overlays/production-embedder"
+EMBEDDING_SECRETS = settings.secret_names(settings.EmbeddingSettings)
 # Not the default: a pod has no broker on its own localhost.
 NO_DEFAULT = {"KAFKA_BOOTSTRAP_SERVERS"}
 RELEASE = streams.__version__.replace(".", "-")
@@ -43,12 +46,17 @@ def jobs(render_kubernetes: Render, overlay: str) -> list[Manifest]:
 
 
 def _one(manifests: list[Manifest], kind: str, name: str | None = None) -> Manifest:
+    """By its name without the hash of its content."""
     (found,) = (
         manifest
         for manifest in manifests
-        if manifest["kind"] == kind and name in (None, manifest["metadata"]["name"])
+        if manifest["kind"] == kind and name in (None, _plain(manifest["metadata"]["name"]))
     )
     return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"-[a-z0-9]{10}$", "", name)
 
 
 def _pods(manifests: list[Manifest]) -> dict[str, Manifest]:
@@ -75,7 +83,7 @@ def _secrets(pod: Manifest) -> dict[str, Manifest]:
 
 
 def _environment(pod: Manifest, values: dict[str, str]) -> dict[str, str]:
-    """What the process sees, with something in the place of every secret."""
+    """What the process sees of the workers' settings, with something in the place of every secret."""
     container = _container(pod)
     environment = dict(values) if "envFrom" in container else {}
     for variable in container["env"]:
@@ -98,9 +106,35 @@ def worker(pods: dict[str, Manifest]) -> Manifest:
 
 
 @pytest.fixture
+def stages(pods: dict[str, Manifest]) -> dict[str, Manifest]:
+    """What runs all the time: the workers, and in one overlay the embedding stage."""
+    return {name: pod for name, pod in pods.items() if name in {"worker", "embedder"}}
+
+
+@pytest.fixture
 def values(manifests: list[Manifest]) -> dict[str, str]:
     """The ConfigMap's settings."""
-    return dict(_one(manifests, "ConfigMap")["data"])
+    return dict(_one(manifests, "ConfigMap", "anabranch")["data"])
+
+
+@pytest.fixture
+def loaded(manifests: list[Manifest], pods: dict[str, Manifest], values: dict[str, str]) -> dict[str, Any]:
+    """The settings of each process, by component; an embedding stage's as it uses them."""
+    found: dict[str, Any] = {
+        name: settings.load(_environment(pod, values)) for name, pod in pods.items() if name != "embedder"
+    }
+    if "embedder" in pods:
+        found["embedder"], _ = settings.load_embedder(_environment_of_embedder(manifests))
+    return found
+
+
+def _environment_of_embedder(manifests: list[Manifest]) -> dict[str, str]:
+    """What the process sees, with something in the place of secrets and of the files that contain them."""
+    both = [_one(manifests, "ConfigMap", name)["data"] for name in ("anabranch", "anabranch-embedder")]
+    files = {f"{name}_FILE": name for name in EMBEDDING_SECRETS}
+    secrets = dict.fromkeys(_secrets(_pods(manifests)["embedder"]), "a secret")
+    # The later one overrides the earlier one.
+    return {files.get(name, name): value for each in (*both, secrets) for name, value in each.items()}
 
 
 @pytest.fixture(scope="session")
@@ -150,18 +184,22 @@ def test_only_overlays_know_a_namespace(root: Path, overlay: str, render_kuberne
 
 
 def test_image_is_the_version(pods: dict[str, Manifest]) -> None:
-    images = {_container(pod)["image"] for pod in pods.values()}
-    # The same for all: the Jobs prepare for the workers of their release.
-    (image,) = images
+    # The same for all others: the Jobs prepare for the workers of their release.
+    (image,) = {_container(pod)["image"] for name, pod in pods.items() if name != "embedder"}
     assert re.fullmatch(rf"([\w.-]+/)*anabranch:{re.escape(streams.__version__)}", image)
+    if "embedder" in pods:
+        # With the providers' packages.
+        assert _container(pods["embedder"])["image"] == image.replace("anabranch:", "anabranch-embedder:")
 
 
 def test_each_runs_its_command(pods: dict[str, Manifest], overlay: str) -> None:
     replicas = 1 if overlay == "overlays/dev" else 3
+    texts, stage = (["--texts"], {"embedder": ["embedder"]}) if overlay == WITH_EMBEDDER else ([], {})
     assert {name: _container(pod)["args"] for name, pod in pods.items()} == {
         "migrate": ["migrate"],
-        "topics": ["topics", "--partitions=12", f"--replication-factor={replicas}"],
+        "topics": ["topics", "--partitions=12", f"--replication-factor={replicas}", *texts],
         "worker": ["worker"],
+        **stage,
     }
 
 
@@ -171,26 +209,28 @@ def test_command_lines_are_understood(pods: dict[str, Manifest]) -> None:
         commands.commands[name].make_context(name, arguments)
 
 
-def test_probes_ask_the_right_page(worker: Manifest, values: dict[str, str]) -> None:
-    container = _container(worker)
-    (port,) = container["ports"]
-    assert str(port["containerPort"]) == values["ANABRANCH_WEB_PORT"]
-    for probe, path in (
-        ("startupProbe", "/healthz/live"),
-        ("livenessProbe", "/healthz/live"),
-        ("readinessProbe", "/healthz/ready"),
-    ):
-        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-    startup = container["startupProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
+def test_probes_ask_the_right_page(stages: dict[str, Manifest], loaded: dict[str, Any]) -> None:
+    for name, pod in stages.items():
+        container = _container(pod)
+        (port,) = container["ports"]
+        assert port["containerPort"] == loaded[name].anabranch_web_port
+        for probe, path in (
+            ("startupProbe", "/healthz/live"),
+            ("livenessProbe", "/healthz/live"),
+            ("readinessProbe", "/healthz/ready"),
+        ):
+            assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+        startup = container["startupProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
 
 
-def test_events_in_flight_are_finished(worker: Manifest, values: dict[str, str]) -> None:
-    loaded = settings.load(_environment(worker, values))
-    # The worker exits 5 s after the grace period in any case.
-    assert worker["terminationGracePeriodSeconds"] >= loaded.anabranch_grace_period_seconds + 10
-    # A member that drains for longer than the rebalance waits is thrown out of the group.
-    assert loaded.anabranch_grace_period_seconds < loaded.anabranch_rebalance_timeout_seconds
+def test_events_in_flight_are_finished(stages: dict[str, Manifest], loaded: dict[str, Any]) -> None:
+    for name, pod in stages.items():
+        grace = loaded[name].anabranch_grace_period_seconds
+        # The process exits 5 s after the grace period in any case.
+        assert pod["terminationGracePeriodSeconds"] >= grace + 10
+        # A member that drains for longer than the rebalance waits is thrown out of the group.
+        assert grace < loaded[name].anabranch_rebalance_timeout_seconds
 
 
 def test_pods_satisfy_the_restricted_profile(pods: dict[str, Manifest]) -> None:
@@ -238,11 +278,12 @@ def test_pods_have_requests_and_limits(pods: dict[str, Manifest]) -> None:
         assert _number(tmp["sizeLimit"]) < _number(resources["limits"]["ephemeral-storage"])
 
 
-def test_compose_has_the_same_limits(worker: Manifest, compose: dict[str, Any]) -> None:
-    limits = _container(worker)["resources"]["limits"]
-    service = compose["services"]["worker"]
-    assert _number(service["mem_limit"].replace("m", "Mi")) == _number(limits["memory"])
-    assert service["cpus"] == _number(limits["cpu"])
+def test_compose_has_the_same_limits(stages: dict[str, Manifest], compose: dict[str, Any]) -> None:
+    for name, pod in stages.items():
+        limits = _container(pod)["resources"]["limits"]
+        service = compose["services"][name]
+        assert _number(service["mem_limit"].replace("m", "Mi")) == _number(limits["memory"])
+        assert service["cpus"] == _number(limits["cpu"])
 
 
 def test_user_is_the_image_s(pods: dict[str, Manifest], dockerfile: list[tuple[str, str]]) -> None:
@@ -274,18 +315,24 @@ def test_secrets_are_referenced_only(
 
 def test_each_gets_the_secrets_it_needs_and_no_other(pods: dict[str, Manifest]) -> None:
     kafka = {"KAFKA_SASL_PASSWORD", "KAFKA_SSL_KEY_PASSWORD"}
-    assert {name: set(_secrets(pod)) for name, pod in pods.items()} == {
+    needed = {
         "migrate": {"DATABASE_ADMIN_CONNECTION_STRING"},
         "topics": kafka | {"KAFKA_SASL_USERNAME"},
         "worker": kafka | {"DATABASE_CONNECTION_STRING"},
+        "embedder": kafka,
     }
+    assert {name: set(_secrets(pod)) for name, pod in pods.items()} == {name: needed[name] for name in pods}
     # Each its own: whoever may read the workers' does not become the owner.
-    owner = {"migrate": "anabranch-owner", "topics": "anabranch-topics", "worker": "anabranch-worker"}
+    owner = {name: f"anabranch-{name}" for name in pods} | {"migrate": "anabranch-owner"}
     for name, pod in pods.items():
         assert {reference["name"] for reference in _secrets(pod).values()} == {owner[name]}
         for volume in pod["volumes"]:
             if "secret" in volume:
-                assert volume["secret"]["secretName"].startswith(f"{owner[name]}-")
+                secret = volume["secret"]["secretName"]
+                assert secret.startswith(f"{owner[name]}-") or (name, secret) == (
+                    "embedder",
+                    "anabranch-provider",
+                )
         # A broker without passwords is no reason for a pod not to start.
         for variable, reference in _secrets(pod).items():
             assert reference.get("optional", False) == variable.startswith("KAFKA_")
@@ -311,11 +358,13 @@ def test_settings_stand_at_their_defaults(settings_file: str) -> None:
     assert values.keys() == settings.environment_names() - unset
 
 
-def test_every_process_accepts_its_settings(pods: dict[str, Manifest], values: dict[str, str]) -> None:
-    for name, pod in pods.items():
-        loaded = settings.load(_environment(pod, values))
+def test_every_process_accepts_its_settings(loaded: dict[str, Any], values: dict[str, str]) -> None:
+    for name, of_process in loaded.items():
         # The policies that migrate writes are those that the workers rely on.
-        assert loaded.anabranch_principals_setting == values["ANABRANCH_PRINCIPALS_SETTING"], name
+        assert of_process.anabranch_principals_setting == values["ANABRANCH_PRINCIPALS_SETTING"], name
+        # And the tables' embeddings have as many dimensions as the workers'.
+        dimensions = of_process.anabranch_embedding_dimensions
+        assert dimensions == int(values["ANABRANCH_EMBEDDING_DIMENSIONS"]), name
 
 
 def test_workers_and_jobs_have_the_same_settings(jobs: list[Manifest], values: dict[str, str]) -> None:
@@ -325,7 +374,7 @@ def test_workers_and_jobs_have_the_same_settings(jobs: list[Manifest], values: d
 def test_a_changed_setting_rolls_the_workers_and_changes_no_job(
     manifests: list[Manifest], jobs: list[Manifest], worker: Manifest
 ) -> None:
-    name = _one(manifests, "ConfigMap")["metadata"]["name"]
+    name = _one(manifests, "ConfigMap", "anabranch")["metadata"]["name"]
     assert re.fullmatch(r"anabranch-[a-z0-9]{10}", name)
     assert _container(worker)["envFrom"] == [{"configMapRef": {"name": name}}]
     # A Job cannot be changed: it names the ConfigMap, which has the same name whatever is in it.
@@ -375,63 +424,86 @@ def test_optional_volumes_are_optional(pods: dict[str, Manifest]) -> None:
 
 
 def test_rollout_needs_no_spare_partition(manifests: list[Manifest]) -> None:
-    deployment = _one(manifests, "Deployment")["spec"]
-    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    assert deployment["minReadySeconds"] > 0
+    for manifest in manifests:
+        if manifest["kind"] == "Deployment":
+            deployment = manifest["spec"]
+            assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+            assert deployment["minReadySeconds"] > 0
 
 
-def test_workers_are_spread_over_zones_and_nodes(manifests: list[Manifest], worker: Manifest) -> None:
-    labels = _one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    constraints = worker["topologySpreadConstraints"]
-    assert [constraint["topologyKey"] for constraint in constraints] == [
-        "topology.kubernetes.io/zone",
-        "kubernetes.io/hostname",
-    ]
-    for constraint in constraints:
-        assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
-        # A worker in the wrong place is better than none.
-        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
-        assert constraint["matchLabelKeys"] == ["pod-template-hash"]
+def test_workers_are_spread_over_zones_and_nodes(
+    manifests: list[Manifest], stages: dict[str, Manifest]
+) -> None:
+    for name, pod in stages.items():
+        deployment = _one(manifests, "Deployment", f"anabranch-{name}")
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        constraints = pod["topologySpreadConstraints"]
+        assert [constraint["topologyKey"] for constraint in constraints] == [
+            "topology.kubernetes.io/zone",
+            "kubernetes.io/hostname",
+        ]
+        for constraint in constraints:
+            assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+            # A worker in the wrong place is better than none.
+            assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+            assert constraint["matchLabelKeys"] == ["pod-template-hash"]
 
 
 def test_number_of_workers(render_kubernetes: Render) -> None:
     replicas = {
-        overlay: _one(render_kubernetes(overlay), "Deployment")["spec"].get("replicas") for overlay in WORKERS
+        (overlay, manifest["metadata"]["name"]): manifest["spec"].get("replicas")
+        for overlay in WORKERS
+        for manifest in render_kubernetes(overlay)
+        if manifest["kind"] == "Deployment"
     }
-    # KEDA sets it in production.
-    assert replicas == {"base": 2, "overlays/dev": 1, "overlays/production": None}
+    assert replicas == {
+        ("base", "anabranch-worker"): 2,
+        ("overlays/dev", "anabranch-worker"): 1,
+        # KEDA sets it in production.
+        ("overlays/production", "anabranch-worker"): None,
+        (WITH_EMBEDDER, "anabranch-worker"): None,
+        (WITH_EMBEDDER, "anabranch-embedder"): 2,
+    }
 
 
-def test_selectors_find_the_workers_and_not_the_jobs(manifests: list[Manifest], jobs: list[Manifest]) -> None:
-    labels = _one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    selectors = [
-        _one(manifests, "Deployment")["spec"]["selector"]["matchLabels"],
-        _one(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        _one(manifests, "Service")["spec"]["selector"],
-    ]
-    for selector in selectors:
-        assert selector.items() <= labels.items()
-        for manifest in jobs:
-            if manifest["kind"] == "Job":
-                assert not selector.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
+def test_selectors_find_their_pods_and_no_others(
+    manifests: list[Manifest], jobs: list[Manifest], stages: dict[str, Manifest]
+) -> None:
+    labels = {
+        manifest["metadata"]["name"]: manifest["spec"]["template"]["metadata"]["labels"]
+        for manifest in (*manifests, *jobs)
+        if manifest["kind"] in {"Deployment", "Job"}
+    }
+    for stage in stages:
+        name = f"anabranch-{stage}"
+        for selector in (
+            _one(manifests, "Deployment", name)["spec"]["selector"]["matchLabels"],
+            _one(manifests, "PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"],
+            _one(manifests, "Service", name)["spec"]["selector"],
+        ):
+            assert [found for found, of in labels.items() if selector.items() <= of.items()] == [name]
 
 
-def test_disruption_budget_lets_nodes_be_drained(manifests: list[Manifest]) -> None:
-    budget = _one(manifests, "PodDisruptionBudget")["spec"]
-    assert budget["maxUnavailable"] == 1
-    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+def test_disruption_budget_lets_nodes_be_drained(
+    manifests: list[Manifest], stages: dict[str, Manifest]
+) -> None:
+    for stage in stages:
+        budget = _one(manifests, "PodDisruptionBudget", f"anabranch-{stage}")["spec"]
+        assert budget["maxUnavailable"] == 1
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_metrics_of_workers_that_are_not_ready_are_scraped(
-    manifests: list[Manifest], worker: Manifest
+    manifests: list[Manifest], stages: dict[str, Manifest]
 ) -> None:
-    service = _one(manifests, "Service")["spec"]
-    assert service["clusterIP"] == "None"
-    assert service["publishNotReadyAddresses"] is True
-    (port,) = service["ports"]
-    (container_port,) = _container(worker)["ports"]
-    assert port["targetPort"] == container_port["name"]
-    assert port["port"] == container_port["containerPort"]
+    for stage, pod in stages.items():
+        service = _one(manifests, "Service", f"anabranch-{stage}")["spec"]
+        assert service["clusterIP"] == "None"
+        assert service["publishNotReadyAddresses"] is True
+        (port,) = service["ports"]
+        (container_port,) = _container(pod)["ports"]
+        assert port["targetPort"] == container_port["name"]
+        assert port["port"] == container_port["containerPort"]
 
 
 def test_jobs_end(jobs: list[Manifest]) -> None:
@@ -461,3 +533,69 @@ def test_a_migration_that_needs_consent_fails_once(jobs: list[Manifest]) -> None
             "values": [NEEDS_CONSENT],
         },
     }
+
+
+# The embedding stage
+
+
+@pytest.fixture(scope="session")
+def stage_file(root: Path) -> str:
+    return (root / "k8s/components/embedder/settings.env").read_text()
+
+
+def test_the_embedding_stage_is_there(render_kubernetes: Render) -> None:
+    added = set(_names(render_kubernetes(WITH_EMBEDDER))) - set(
+        _names(render_kubernetes("overlays/production"))
+    )
+    assert added == {
+        ("ConfigMap", "anabranch-embedder-HASH"),
+        *(
+            (kind, "anabranch-embedder")
+            for kind in ("Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Service")
+        ),
+    }
+
+
+def test_every_setting_of_the_embedding_stage_stands_at_its_default(stage_file: str) -> None:
+    embedding, embedder = settings.EmbeddingSettings, settings.EmbedderSettings
+    own = settings.environment_names(embedding) | settings.environment_names(embedder)
+    own -= settings.environment_names()
+    named = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", stage_file, re.MULTILINE)
+    assert len(named) == len(set(named))
+    shared = {"ANABRANCH_CONCURRENCY", "KAFKA_SASL_USERNAME"}
+    files = {f"{name}_FILE" for name in EMBEDDING_SECRETS}
+    assert set(named) == own - EMBEDDING_SECRETS | shared | files
+    values = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", stage_file, re.MULTILINE))
+    fields = {**embedding.model_fields, **embedder.model_fields}
+    defaults = {name.upper(): field.default for name, field in fields.items()}
+    assert values.keys() - shared == {name for name in own if defaults[name] is not None}
+    required = {"ANABRANCH_EMBEDDING_PROVIDER": "openai", "ANABRANCH_EMBEDDING_MODEL": "any"}
+    found = settings.load_embedding(values | required).model_dump()
+    _, stage = settings.load_embedder(values | required)
+    for name, value in (found | stage.model_dump()).items():
+        assert name.upper() in required or value == defaults[name.upper()], name
+
+
+def test_the_embedding_stage_accepts_its_settings(render_kubernetes: Render) -> None:
+    manifests = render_kubernetes(WITH_EMBEDDER)
+    pod = _pods(manifests)["embedder"]
+    maps = [_one(manifests, "ConfigMap", name) for name in ("anabranch", "anabranch-embedder")]
+    assert _container(pod)["envFrom"] == [
+        {"configMapRef": {"name": each["metadata"]["name"]}} for each in maps
+    ]
+    environment = _environment_of_embedder(manifests)
+    found = settings.load_embedding(environment)
+    assert found.anabranch_embedding_model == environment["ANABRANCH_EMBEDDING_MODEL"]
+    assert found.anabranch_embedding_api_key is not None
+    stage, _ = settings.load_embedder(environment)
+    assert (stage.anabranch_concurrency, stage.kafka_sasl_username) == (32, "retrieval-embedder")
+
+
+def test_keys_of_providers_are_files_of_a_secret(render_kubernetes: Render, stage_file: str) -> None:
+    pod = _pods(render_kubernetes(WITH_EMBEDDER))["embedder"]
+    (mount,) = (each for each in _container(pod)["volumeMounts"] if each["name"] == "provider")
+    assert mount["readOnly"] is True
+    paths = re.findall(r"^# \w+_API_KEY_FILE=(\S+)$", stage_file, re.MULTILINE)
+    assert [str(Path(path).parent) for path in paths] == [mount["mountPath"]] * 2
+    environment = _one(render_kubernetes(WITH_EMBEDDER), "ConfigMap", "anabranch-embedder")["data"]
+    assert environment["ANABRANCH_EMBEDDING_API_KEY_FILE"] in paths

@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 Pins = dict[str, set[str]]
+# The extras of the embedding stage's image.
+EMBEDDING = ("cohere", "openai", "local")
 
 
 @pytest.fixture
@@ -41,6 +43,10 @@ def wanted(project: dict[str, Any], name: str) -> list[str]:
         "build": groups["build"] + project["build-system"]["requires"],
         "runtime": project["project"]["dependencies"],
         "demo": project["project"]["dependencies"] + project["project"]["optional-dependencies"]["demo"],
+        "embedder": [
+            *project["project"]["dependencies"],
+            *(one for extra in EMBEDDING for one in project["project"]["optional-dependencies"][extra]),
+        ],
     }
     needed["development"] = [
         *needed["demo"],
@@ -52,7 +58,7 @@ def wanted(project: dict[str, Any], name: str) -> list[str]:
     return needed[name]
 
 
-@pytest.mark.parametrize("name", ["build", "runtime", "demo", "development", "bench"])
+@pytest.mark.parametrize("name", ["build", "runtime", "demo", "embedder", "development", "bench"])
 def test_whatever_pyproject_asks_for_is_pinned_in_its_range(
     root: Path, project: dict[str, Any], name: str
 ) -> None:
@@ -64,7 +70,16 @@ def test_whatever_pyproject_asks_for_is_pinned_in_its_range(
         assert all(version in requirement.specifier for version in versions), f"{requirement}: {versions}"
 
 
-@pytest.mark.parametrize("name", ["build", "runtime", "demo"])
+def test_the_tests_install_what_extras_do(project: dict[str, Any]) -> None:
+    """A group cannot name the project's own extras."""
+    tested = set(project["dependency-groups"]["test"])
+    extras = project["project"]["optional-dependencies"]
+    # `make test` installs demo itself, which contains validate.
+    for extra in extras.keys() - {"demo", "validate"}:
+        assert set(extras[extra]) <= tested, extra
+
+
+@pytest.mark.parametrize("name", ["build", "runtime", "demo", "embedder"])
 def test_what_is_run_is_what_was_tested(root: Path, name: str) -> None:
     everything = pins(root, "development")
     assert {name: everything.get(name) for name in pins(root, name)} == pins(root, name)
@@ -81,13 +96,13 @@ def test_nothing_is_installed_without_its_hash(root: Path, name: str) -> None:
         assert any(option in part for option in held), part
 
 
-def sbom(root: Path) -> str:
+def sbom(root: Path, name: str) -> str:
     return subprocess.run(
         [
             sys.executable,
             root / "requirements/sbom.py",
             sysconfig.get_path("purelib"),
-            root / "requirements/runtime.txt",
+            root / f"requirements/{name}.txt",
         ],
         capture_output=True,
         text=True,
@@ -96,15 +111,16 @@ def sbom(root: Path) -> str:
     ).stdout
 
 
-def test_the_bill_of_materials_names_everything_and_its_licence(root: Path) -> None:
-    made = sbom(root)
-    assert sbom(root) == made
+@pytest.mark.parametrize("name", ["runtime", "embedder"])
+def test_the_bill_of_materials_names_everything_and_its_licence(root: Path, name: str) -> None:
+    made = sbom(root, name)
+    assert sbom(root, name) == made
     bill = json.loads(made)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert bill["metadata"]["component"]["name"] == "anabranch"
     names = {component["name"] for component in bill["components"]}
     # But for what other systems need.
-    assert set(pins(root, "runtime")) - names <= {"colorama", "tzdata"}
+    assert set(pins(root, name)) - names <= {"colorama", "tzdata"}
     refs = {component["bom-ref"] for component in [bill["metadata"]["component"], *bill["components"]]}
     assert len(refs) == len(bill["components"]) + 1
     assert {entry["ref"] for entry in bill["dependencies"]} == refs
