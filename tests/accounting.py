@@ -1,5 +1,7 @@
 """The accounting: every event that the input topic holds has become exactly one of a result and a dead letter.
 
+An event that asked for a reply has one besides.
+
 Pure: it knows neither Kafka nor Avro. Whoever reads the topics says which event a record belongs to.
 """
 
@@ -20,11 +22,13 @@ class Asked:
     Attributes:
         name: its identity, which its answers carry.
         expects: the code of its dead letter; None: a result.
+        wants_reply: whether it also asks for a reply.
     """
 
     name: str
     key: bytes | None
     expects: str | None = None
+    wants_reply: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Verdict:
     Attributes:
         events: in the input topic.
         lost: without an answer.
+        unreplied: that asked for a reply and have none.
         both: with a result and a dead letter.
         wrong: with an answer of the other kind, or a dead letter with another code, than what was expected.
         strange: answers to what is not in the input topic and was not there either.
@@ -71,6 +76,7 @@ class Verdict:
 
     events: int
     lost: Sequence[str] = field(default=())
+    unreplied: Sequence[str] = field(default=())
     both: Sequence[str] = field(default=())
     wrong: Sequence[str] = field(default=())
     strange: Sequence[str] = field(default=())
@@ -87,6 +93,7 @@ class Verdict:
         """A line for each kind of violation, with the first events' names."""
         kinds = {
             "lost": self.lost,
+            "without a reply": self.unreplied,
             "answered in both ways": self.both,
             "answered wrongly": self.wrong,
             "never asked": self.strange,
@@ -107,6 +114,7 @@ def account(
     *,
     acknowledged: Iterable[str] = (),
     replaceable: Iterable[str] = (),
+    replies: Iterable[str] = (),
 ) -> Verdict:
     """Settle the account.
 
@@ -116,7 +124,9 @@ def account(
         answers: what came out, in the order in which it came.
         acknowledged: names that the broker has confirmed.
         replaceable: names that a compacted topic may forget; answered or not.
+        replies: names of the events to which each reply is one.
     """
+    replied = {*replies}
     made = {event.name: event for event in asked}
     log = list(log)
     where = {event.name: f"{event.name} at [{event.partition}]@{event.offset}" for event in log}
@@ -128,6 +138,11 @@ def account(
     return Verdict(
         events=len(log),
         lost=[place for name, place in where.items() if name not in came],
+        unreplied=[
+            place
+            for name, place in where.items()
+            if name in made and made[name].wants_reply and name not in replied
+        ],
         both=[where.get(name, name) for name, of in came.items() if len({answer.kind for answer in of}) > 1],
         wrong=[
             f"{where.get(name, name)} ({found} instead of {made[name].expects or 'a result'})"
@@ -135,7 +150,7 @@ def account(
             if name in made
             for found in {answer.code or "a result" for answer in of} - {made[name].expects or "a result"}
         ],
-        strange=sorted(name for name in came if name not in where and name not in {*replaceable}),
+        strange=sorted({*came, *replied} - {*where} - {*replaceable}),
         differing=[
             where.get(name, name) for name, of in came.items() if len({(a.kind, a.content) for a in of}) > 1
         ],

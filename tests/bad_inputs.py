@@ -14,11 +14,28 @@ from fastavro import schemaless_writer
 from streams import resources
 from streams.wire.writer_schemas import WriterSchema
 
-__all__ = ["BAD_INPUTS", "avro_datum", "avro_event", "head", "json_event", "valid_event", "zigzag"]
+__all__ = [
+    "BAD_INPUTS",
+    "avro_datum",
+    "avro_event",
+    "datum",
+    "head",
+    "json_event",
+    "valid_event",
+    "valid_text",
+    "zigzag",
+]
 
 _AVRO = resources.schemas() / "avro"
 QUERY_WRITER = WriterSchema.of(json.loads((_AVRO / "query_embedding.v1.avsc").read_text(encoding="utf-8")))
-RESULT_WRITER = WriterSchema.of(json.loads((_AVRO / "retrieval_result.v1.avsc").read_text(encoding="utf-8")))
+TEXT_WRITER = WriterSchema.of(json.loads((_AVRO / "query_text.v1.avsc").read_text(encoding="utf-8")))
+#: With the default settings, workers write results of 1.0.0, with ANABRANCH_RESULT_CONTRACT=1.1.0 of 1.1.0.
+RESULT_WRITER = WriterSchema.of(
+    json.loads((_AVRO / "released/retrieval_result.1.0.0.avsc").read_text(encoding="utf-8"))
+)
+NEWER_RESULT_WRITER = WriterSchema.of(
+    json.loads((_AVRO / "retrieval_result.v1.avsc").read_text(encoding="utf-8"))
+)
 
 EVENT_ID = "6f1c2f5e-8f0b-4d6a-9d43-0a7c1f2e3b4d"
 SESSION_ID = "0b8d7c1a-55e4-4c2f-8f7e-9a1b2c3d4e5f"
@@ -62,6 +79,19 @@ def valid_event(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in event.items() if value is not ...}
 
 
+def valid_text(**changes: Any) -> dict[str, Any]:
+    """A valid question in words with every field, as `valid_event`."""
+    made = ("embedding", "embedding_model", "query_hash")
+    own = {
+        "text": "What moves an estuary?",
+        "topic_title": "Tides",
+        "conversation": [{"role": "user", "text": "Tell me about é."}, {"role": "assistant", "text": ""}],
+        "conversation_summary": "The user asks about estuaries.",
+        "explain": True,
+    }
+    return valid_event(**dict.fromkeys(made, ...), **(own | changes))
+
+
 def json_event(**changes: Any) -> bytes:
     return json.dumps(valid_event(**changes)).encode()
 
@@ -79,10 +109,15 @@ def zigzag(value: int) -> bytes:
 
 def avro_datum(raw: dict[str, bytes] | None = None, **changes: Any) -> bytes:
     """A valid event as an Avro datum, with changed values (instants in microseconds) or fields' own bytes."""
-    event: dict[str, Any] = valid_event(occurred_at=1_748_781_296_789_012, expires_at=None) | changes
-    raw = raw or {}
+    return datum(
+        QUERY_WRITER, valid_event(occurred_at=1_748_781_296_789_012, expires_at=None) | changes, raw or {}
+    )
+
+
+def datum(writer: WriterSchema, event: dict[str, Any], raw: dict[str, bytes]) -> bytes:
+    """An Avro datum, with some fields' own bytes."""
     out = BytesIO()
-    for field in QUERY_WRITER.schema["fields"]:
+    for field in writer.schema["fields"]:
         if field["name"] in raw:
             out.write(raw[field["name"]])
         else:
@@ -249,6 +284,32 @@ def _table() -> list[tuple[str, bytes, str]]:
         "filters.metadata value of type number": json_event(filters={"metadata": {"year": 2020}}),
         "filters.metadata value null": json_event(filters={"metadata": {"year": None}}),
         "U+0000 in a filters.metadata key": json_event(filters={"metadata": {nul: "x"}}),
+        "filters.metadata_contains value of type string": json_event(
+            filters={"metadata_contains": {"year": "a"}}
+        ),
+        "filters.metadata_contains without values": json_event(filters={"metadata_contains": {"year": []}}),
+        "filters.metadata_any with 65 values": json_event(filters={"metadata_any": {"year": ["a"] * 65}}),
+        "filters.metadata_any value of type number": json_event(filters={"metadata_any": {"year": [2020]}}),
+        "U+0000 in a filters.metadata_any value": json_event(filters={"metadata_any": {"year": [nul]}}),
+        "filters.metadata_range of type array": json_event(filters={"metadata_range": []}),
+        "filters.metadata_range without bounds": json_event(filters={"metadata_range": {"year": {}}}),
+        "filters.metadata_range with a misspelt bound": json_event(
+            filters={"metadata_range": {"year": {"min": 1}}}
+        ),
+        "filters.metadata_range bound of type string": json_event(
+            filters={"metadata_range": {"year": {"gt": "1"}}}
+        ),
+        "filters.metadata_range bound beyond float64": _replaced(
+            b'"gt": 1', b'"gt": 1e400', filters={"metadata_range": {"year": {"gt": 1}}}
+        ),
+        "filters.metadata_range instant without offset": json_event(
+            filters={"metadata_range": {"year": {"after": "2020-01-01T00:00:00"}}}
+        ),
+        "explain of type string": json_event(explain="true"),
+        "upstream_warnings of type string": json_event(upstream_warnings="text_truncated"),
+        "17 upstream_warnings": json_event(upstream_warnings=["a"] * 17),
+        "upstream_warnings with a long code": json_event(upstream_warnings=["a" * 65]),
+        "upstream_warnings that is no code": json_event(upstream_warnings=["the lease"]),
         "unpaired surrogate in filters.section": json_event(filters={"section": lone}),
         "query_hash too short": json_event(query_hash="9f86d081"),
         "query_hash that is text": json_event(

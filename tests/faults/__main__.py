@@ -14,7 +14,18 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import batches, brokers, flow, log_gaps, network, rejections, store, topics, workers
+from tests.faults import (
+    batches,
+    brokers,
+    embedders,
+    flow,
+    log_gaps,
+    network,
+    rejections,
+    store,
+    topics,
+    workers,
+)
 from tests.faults.combined import combine
 from tests.faults.fault import CannotBeHad, Fault, Outcome, run
 from tests.faults.stack import Servers
@@ -22,6 +33,7 @@ from tests.integration.kafka.apache_kafka import VERSION, KafkaUnavailable, jars
 
 FAULTS: Final = [
     *workers.FAULTS,
+    *embedders.FAULTS,
     *brokers.FAULTS,
     *store.FAULTS,
     *network.FAULTS,

@@ -1,4 +1,6 @@
-"""A worker whose acknowledgement is broken on purpose: ``python -m tests.faults.broken WAY`` in place of the real one.
+"""A worker, or an embedding stage, whose acknowledgement is broken on purpose.
+
+``python -m tests.faults.broken WAY [embedder]`` in place of the real one.
 
 Accounting that finds nothing wrong with any worker would be worth nothing. Each way is a mistake that was once made.
 """
@@ -9,7 +11,7 @@ from typing import Any, Final
 
 from streams.cli import main
 from streams.core.acknowledgement import AckTracker, Entry
-from streams.worker import processor
+from streams.worker import event_processor
 from streams.worker.delivery import Delivery
 
 __all__ = ["WAYS"]
@@ -53,13 +55,14 @@ def on_exception() -> None:
             self._acknowledge(entry, record)
 
     Delivery._run_one = acknowledge_finally  # type: ignore[method-assign]  # breaking it is the point
-    processor._is_retriable = lambda error: False  # noqa: ARG005  # the name is a part of the signature
+    event_processor._is_retriable = lambda error: False  # noqa: ARG005  # the name is a part of the signature
 
 
 WAYS: Final = {way.__name__: way for way in (before_publishing, out_of_order, on_exception)}
 
 
 if __name__ == "__main__":
-    WAYS[sys.argv.pop()]()
-    sys.argv = ["anabranch", "worker"]
+    _, way, *command = sys.argv
+    WAYS[way]()
+    sys.argv = ["anabranch", *(command or ["worker"])]
     main()

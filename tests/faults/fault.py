@@ -37,6 +37,7 @@ class Fault:
         prepare: once, before the first worker starts.
         rounds: how often it strikes.
         workers: how many there are.
+        embedders: how many embedding stages there are; with any, the events are questions in words.
         brokers: how many there are.
         per_second: the load.
         events: what the load is.
@@ -54,6 +55,7 @@ class Fault:
     prepare: Callable[[Stack], Awaitable[None]] | None = None
     rounds: int = 1
     workers: int = 2
+    embedders: int = 0
     brokers: int = 1
     per_second: float = 30.0
     events: Callable[[], Iterator[Event]] = good_events
@@ -112,6 +114,7 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 settings=fault.settings,
                 program=fault.program,
                 cluster=cluster,
+                texts=fault.embedders > 0,
             )
         )
         try:
@@ -119,6 +122,8 @@ async def run(fault: Fault, servers: Servers, rng: Random, *, rounds: int | None
                 await fault.prepare(stack)
             for _ in range(fault.workers):
                 stack.start_worker()
+            for _ in range(fault.embedders):
+                stack.start_embedder()
             for worker in stack.members:
                 await worker.until_ready(seconds=_READY_SECONDS)
             await stack.load.start()

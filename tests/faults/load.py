@@ -13,18 +13,33 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 from fastavro import schemaless_writer
 
+from streams.core.replies import CORRELATION_ID_HEADER, ReplyTarget, reply_request_headers
 from tests.accounting import Answer, Asked
 from tests.bad_inputs import BAD_INPUTS, RESULT_WRITER
 from tests.batches import Headers, batch, produce
 from tests.integration.corpora import unit_vectors
-from tests.integration.harness import as_avro, query, read_result
+from tests.integration.embedder.stages import question
+from tests.integration.harness import PARTITIONS, as_avro, as_json, query, read_result
 
-__all__ = ["NAME_HEADER", "Event", "Load", "answer_of", "good_events", "name_of", "names_of", "poisoned"]
+__all__ = [
+    "NAME_HEADER",
+    "Event",
+    "Load",
+    "answer_of",
+    "good_events",
+    "name_of",
+    "names_of",
+    "poisoned",
+    "questions",
+    "reply_name_of",
+]
 
 # Carried from each event to its answers, whatever becomes of it.
 NAME_HEADER = "fault-suite-event"
 
 _KEYS = 24
+# Not a divisor of the number of keys: every partition has some.
+_REPLY_EVERY = 5
 _VECTORS = unit_vectors(16, 2)
 _SEND_TIMEOUT_MS = 120_000
 _MAX_BYTES = 16 * 1024 * 1024
@@ -39,7 +54,7 @@ class Event:
 
 
 def good_events(vectors: Sequence[np.ndarray] | np.ndarray = _VECTORS, **fields: object) -> Iterator[Event]:
-    """Each with one short answer, under one of a few keys.
+    """Each with one short answer, under one of a few keys; some ask for a reply too.
 
     Args:
         vectors: what is asked for, in turn.
@@ -47,7 +62,17 @@ def good_events(vectors: Sequence[np.ndarray] | np.ndarray = _VECTORS, **fields:
     """
     for number, vector in enumerate(cycle(vectors)):
         event = query(vector, **{"profile": "docs", "k": 1, "similarity_threshold": 0, **fields})
-        yield Event(Asked(event["event_id"], b"key-%d" % (number % _KEYS)), as_avro(event))
+        asked = Asked(event["event_id"], b"key-%d" % (number % _KEYS), wants_reply=number % _REPLY_EVERY == 0)
+        yield Event(asked, as_avro(event))
+
+
+def questions() -> Iterator[Event]:
+    """Questions in words, as `good_events`; one in twenty is empty."""
+    for number in count():
+        text = " " if number % 20 == 10 else f"What is said about number {number}?"
+        event = question(text, profile="docs", k=1, similarity_threshold=0)
+        code = "empty_text" if text == " " else None
+        yield Event(Asked(event["event_id"], b"key-%d" % (number % _KEYS), code), as_json(event))
 
 
 def poisoned(events: Iterator[Event], *, every: int) -> Iterator[Event]:
@@ -67,6 +92,7 @@ class Load:
     Args:
         bootstrap_servers: past the proxies.
         topic: where to.
+        replies: where replies go.
         events: what to send.
         per_second: how many.
 
@@ -78,9 +104,16 @@ class Load:
     """
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, events: Iterator[Event], *, per_second: float
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        events: Iterator[Event],
+        *,
+        replies: str,
+        per_second: float,
     ) -> None:
         self._topic = topic
+        self._replies = replies
         self._events = events
         self.per_second = per_second
         self.asked: dict[str, Asked] = {}
@@ -134,10 +167,7 @@ class Load:
         headers: Headers = (),
     ) -> None:
         """Sends a batch of its own, with more headers, and waits until it is there."""
-        records = [
-            (event.asked.key, event.value, [(NAME_HEADER, event.asked.name.encode()), *headers])
-            for event in events
-        ]
+        records = [(event.asked.key, event.value, [*self.headers(event), *headers]) for event in events]
         self.asked |= {event.asked.name: event.asked for event in events}
         made = await asyncio.to_thread(batch, records, codec, compress)  # the proxies live in this loop
         first = await produce(self.producer, self._topic, partition, made)
@@ -158,6 +188,15 @@ class Load:
             await asyncio.sleep(max(0.0, began + number / self.per_second - time.monotonic()))
             self.send(next(self._events))
 
+    def headers(self, event: Event) -> list[tuple[str, bytes]]:
+        """Its name, and where its reply goes if it wants one."""
+        asked = event.asked
+        headers = [(NAME_HEADER, asked.name.encode())]
+        if asked.wants_reply:
+            partition = len(self.asked) % PARTITIONS
+            headers += reply_request_headers(ReplyTarget(self._replies, partition), asked.name.encode())
+        return headers
+
     async def _send(self, event: Event, partition: int | None) -> None:
         name = event.asked.name
         began = time.time()
@@ -167,7 +206,7 @@ class Load:
                 event.value,
                 key=event.asked.key,
                 partition=partition,
-                headers=[(NAME_HEADER, name.encode())],
+                headers=self.headers(event),
             )
         except KafkaError:
             return  # the input topic tells whether it came
@@ -188,6 +227,17 @@ def names_of(record: ConsumerRecord, places: Mapping[tuple[int, int], str]) -> l
     first, last = (int(headers[f"anabranch.placeholder.{end}.offset"]) for end in ("first", "last"))
     partition = int(headers["__connect.errors.partition"])
     return [places.get((partition, at), f"[{partition}]@{at}") for at in range(first, last + 1)]
+
+
+def reply_name_of(record: ConsumerRecord) -> str:
+    """Which event a reply is one to; it has that event's correlation id, and its result or an error's code."""
+    name, headers = name_of(record), dict(record.headers)
+    assert headers[CORRELATION_ID_HEADER].decode() == name
+    if record.value:
+        assert str(read_result(record.value)["event_id"]) == name
+    else:
+        assert "anabranch.error.code" in headers
+    return name
 
 
 def answer_of(record: ConsumerRecord, name: str, *, is_result: bool) -> Answer:

@@ -7,7 +7,7 @@ from aiokafka import AIOKafkaProducer
 
 from tests.accounting import Asked
 from tests.faults.fault import REPEATS_OF_A_MEMBER, Fault
-from tests.faults.load import NAME_HEADER, Event, good_events
+from tests.faults.load import Event, good_events
 from tests.faults.stack import Stack
 from tests.integration.harness import PARTITIONS
 
@@ -80,7 +80,7 @@ async def abort(stack: Stack) -> None:
                     event.value,
                     key=event.asked.key,
                     partition=stack.rng.randrange(PARTITIONS),
-                    headers=[(NAME_HEADER, event.asked.name.encode())],
+                    headers=stack.load.headers(event),
                 )
             await producer.flush()
             await asyncio.sleep(0.1)
@@ -112,7 +112,7 @@ async def abort_first(stack: Stack) -> None:
                 event.value,
                 key=event.asked.key,
                 partition=number % PARTITIONS,
-                headers=[(NAME_HEADER, event.asked.name.encode())],
+                headers=stack.load.headers(event),
             )
         await producer.flush()
         await producer.abort_transaction()

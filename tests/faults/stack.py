@@ -1,4 +1,7 @@
-"""What a fault befalls: brokers, a store, proxies before both, workers, and load."""
+"""What a fault befalls: brokers, a store, proxies before both, workers, and load.
+
+Where there are embedding stages, the load is questions in words, and the accounting runs from those to the results.
+"""
 
 import asyncio
 import json
@@ -23,10 +26,12 @@ from aiokafka.structs import TopicPartition
 from streams.embedded.postgres import THROW_AWAY, EmbeddedPostgres
 from tests.accounting import Logged, Verdict, account
 from tests.conftest import Database, PostgresServer
-from tests.faults.load import Event, Load, answer_of, good_events, name_of, names_of
+from tests.embedding.imitation import Imitation, imitation
+from tests.faults.load import Event, Load, answer_of, good_events, name_of, names_of, reply_name_of
 from tests.faults.proxy import Proxy
 from tests.integration.corpora import load as load_corpus
 from tests.integration.corpora import tiny_corpus
+from tests.integration.embedder.stages import Texts, open_texts
 from tests.integration.harness import PARTITIONS, Channel, OutputReader, Worker, open_channel
 from tests.integration.kafka.apache_kafka import KafkaCluster, free_ports
 
@@ -51,6 +56,8 @@ _KAFKA_SETTINGS = {
     "log.cleaner.backoff.ms": "200",
     "log.retention.check.interval.ms": "1000",
 }
+# Of each call of the provider, so that there is something in flight to interrupt.
+_EMBEDDING_SECONDS = 0.05
 _WORKER_SETTINGS = {
     "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
     "KAFKA_SASL_MECHANISM": "PLAIN",
@@ -159,6 +166,23 @@ class Servers:
         return self._store
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What reads a topic: workers, or embedding stages.
+
+    Attributes:
+        topic: what they read.
+        group: as what.
+    """
+
+    topic: str
+    group: str
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+
+
 @dataclass
 class Stack:
     """One fault's surroundings.
@@ -167,8 +191,11 @@ class Stack:
         dsn: how the workers reach the store: through the proxy, unless somebody says otherwise.
         replaceable: names of events that the input topic may forget.
         standby: a second server.
+        texts: the topics of questions in words; None: there are no embedding stages.
+        provider: of embeddings.
+        embedder_program: what Python runs as an embedding stage.
         at_the_end: whatever is to be cleared away.
-        members: the workers that are to be alive.
+        members: the workers and the embedding stages that are to be alive.
         busy: those of them that a fault is at work on.
         rng: whatever is random about a fault comes from here.
     """
@@ -191,19 +218,55 @@ class Stack:
     store_process: asyncio.Lock = field(default_factory=asyncio.Lock)
     broker_process: asyncio.Lock = field(default_factory=asyncio.Lock)
     standby: EmbeddedPostgres | None = None
+    texts: Texts | None = None
+    provider: Imitation | None = None
+    embedder_program: Sequence[str] = ("-m", "streams", "embedder")
     at_the_end: ExitStack = field(default_factory=ExitStack)
     _started: list[Worker] = field(default_factory=list)
     _observers: tuple[AIOKafkaAdminClient, AIOKafkaConsumer] | None = None
-    _seen: dict[int, int] = field(default_factory=dict)
+    _embedders: list[Worker] = field(default_factory=list)
+    _seen: dict[Stage, dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> Stage:
+        return Stage(self.channel.input, self.channel.name)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """In the order in which an event passes through them."""
+        if self.texts is None:
+            return [self.workers]
+        group = self.texts.settings["ANABRANCH_EMBEDDER_GROUP"]
+        return [Stage(self.texts.input, group), self.workers]
 
     # Workers
 
     def start_worker(self, **settings: str) -> Worker:
         """One more member."""
+        return self._start("worker", self.dsn, self.program, settings)
+
+    def start_embedder(self, **settings: str) -> Worker:
+        """One more embedding stage."""
+        assert self.texts is not None
+        assert self.provider is not None
+        own = {
+            **self.texts.settings,
+            "ANABRANCH_EMBEDDING_PROVIDER": "openai",
+            "ANABRANCH_EMBEDDING_MODEL": "some-model",
+            "ANABRANCH_EMBEDDING_BASE_URL": f"{self.provider.url}/openai/v1",
+            "ANABRANCH_EMBEDDING_API_KEY": self.provider.key,
+        }
+        embedder = self._start("embedder", None, self.embedder_program, own | settings)
+        self._embedders.append(embedder)
+        return embedder
+
+    def _start(
+        self, kind: str, dsn: str | None, program: Sequence[str], settings: Mapping[str, str]
+    ) -> Worker:
         worker = Worker(
-            self.folder / f"worker-{len(self._started)}.log",
+            self.folder / f"{kind}-{len(self._started)}.log",
             self.channel,
-            self.dsn,
+            dsn,
             {
                 "KAFKA_BOOTSTRAP_SERVERS": self.cluster.workers_bootstrap,
                 **_WORKER_SETTINGS,
@@ -211,24 +274,27 @@ class Stack:
                 **self.settings,
                 **settings,
             },
-            self.program,
+            program,
         )
         self._started.append(worker)
         self.members.append(worker)
         return worker
 
+    def is_embedder(self, worker: Worker) -> bool:
+        return worker in self._embedders
+
     def replace(self, worker: Worker) -> Worker:
-        """kill -9, and another one in its place."""
+        """kill -9, and another one of its kind in its place."""
         worker.kill()
         self.members.remove(worker)
-        return self.start_worker()
+        return self.start_embedder() if self.is_embedder(worker) else self.start_worker()
 
     async def until_unready(self, *, seconds: float) -> None:
         """Waits until no member is ready: each of them knows that something is wrong."""
         await asyncio.gather(*(worker.until_ready(ready=False, seconds=seconds) for worker in self.members))
 
     async def until_assigned(self, *, seconds: float) -> None:
-        """Waits until the members alone have every partition."""
+        """Waits until the members alone have every partition of every stage."""
 
         def partitions(worker: Worker) -> int:
             _, body = worker.page("/healthz/ready")
@@ -237,7 +303,7 @@ class Stack:
         deadline = time.monotonic() + seconds
         while True:
             assigned = [await asyncio.to_thread(partitions, worker) for worker in self.members]
-            if sum(assigned) == PARTITIONS:
+            if sum(assigned) == PARTITIONS * len(self.stages):
                 return
             assert time.monotonic() < deadline, (
                 f"after {seconds:.0f} s the members have {assigned} partitions"
@@ -245,13 +311,24 @@ class Stack:
             await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
 
     @asynccontextmanager
-    async def one_of_the_workers(self) -> AsyncIterator[Worker]:
-        """A member that nothing else is being done to."""
-        while not (  # noqa: ASYNC110  # whoever is at work on one tells nobody
-            idle := [worker for worker in self.members if worker.port not in self.busy]
-        ):
+    async def one_of_the_workers(self, like: Worker | None = None) -> AsyncIterator[Worker]:
+        """A member that nothing else is being done to.
+
+        Args:
+            like: of the same kind.
+        """
+
+        def idle() -> list[Worker]:
+            return [
+                worker
+                for worker in self.members
+                if worker.port not in self.busy
+                and (like is None or self.is_embedder(worker) == self.is_embedder(like))
+            ]
+
+        while not idle():  # noqa: ASYNC110  # whoever is at work on one tells nobody
             await asyncio.sleep(0.1)
-        worker = self.rng.choice(idle)
+        worker = self.rng.choice(idle())
         self.busy.add(worker.port)
         try:
             yield worker
@@ -294,8 +371,13 @@ class Stack:
     @property
     def answered(self) -> set[str]:
         """The names of all events that have an answer."""
-        came = [*self.output_reader.results, *self.output_reader.dead_letters]
+        came = [*self.output_reader.results, *self.dead_letters]
         return {name for record in came for name in names_of(record, self.load.places)}
+
+    @property
+    def dead_letters(self) -> list[Any]:
+        """Of all stages."""
+        return [*self.output_reader.dead_letters, *([] if self.texts is None else self.texts.dead_letters)]
 
     async def reported_lag(self) -> float:
         """The sum of what the workers report."""
@@ -311,64 +393,69 @@ class Stack:
     # The group
 
     async def lag(self) -> int:
-        """Events of the input topic that are not committed.
+        """Events of all input topics that are not committed.
 
         Raises:
             KafkaError, TimeoutError: the broker does not tell.
         """
-        committed, ends = await self.committed(), await self.ends()
-        return sum(end - committed.get(partition, 0) for partition, end in ends.items())
+        total = 0
+        for stage in self.stages:  # in order: what one hands on in between, the next one counts
+            committed, ends = await self.committed(stage), await self.ends(stage)
+            total += sum(end - committed.get(partition, 0) for partition, end in ends.items())
+        return total
 
-    async def committed(self) -> dict[int, int]:
-        """Partition to offset.
+    async def committed(self, stage: Stage | None = None) -> dict[int, int]:
+        """Partition to offset; of the workers by default.
 
         Raises:
             KafkaError, TimeoutError: the broker does not tell.
         """
+        stage = stage or self.workers
         async with asyncio.timeout(_ANSWER_SECONDS):
             administrator, _ = await self._open_clients()
             # The consumer's own way to ask takes a coordinator that has moved, or is still reading, for one that
             # knows of no offsets.
-            reported = await administrator.list_consumer_group_offsets(self.channel.name)
+            reported = await administrator.list_consumer_group_offsets(stage.group)
         found = {tp.partition: said.offset for tp, said in reported.items() if said.offset >= 0}
-        if not found.keys() >= self._seen.keys():
+        if not found.keys() >= self._seen.get(stage, {}).keys():
             raise GroupLoadInProgressError("it has told more before")
-        self._seen = found
+        self._seen[stage] = found
         return found
 
-    async def ends(self) -> dict[int, int]:
-        """Partition to the offset that the next event will have.
+    async def ends(self, stage: Stage | None = None) -> dict[int, int]:
+        """Partition to the offset that the next event will have; of the workers by default.
 
         Raises:
             KafkaError, TimeoutError: the broker does not tell.
         """
         async with asyncio.timeout(_ANSWER_SECONDS):
             _, reader = await self._open_clients()
-            ends = await reader.end_offsets(_partitions(self.channel))
+            ends = await reader.end_offsets((stage or self.workers).partitions)
         return {tp.partition: end for tp, end in ends.items()}
 
     def forget_input(self) -> None:
         """The input topic is another one: it need not have what was asked so far, nor anything be committed yet."""
         self.replaceable |= {*self.load.asked}
-        self._seen = {}
+        self._seen.clear()
 
     @asynccontextmanager
     async def commits_only_advance(self) -> AsyncIterator[None]:
         """Sees that no committed offset goes back: nobody commits who is not the partition's owner."""
-        highest: dict[int, int] = {}
+        highest: dict[tuple[str, int], int] = {}
         over = asyncio.Event()
 
         async def watch() -> None:
             while not over.is_set():
-                found: dict[int, int] = {}
-                with suppress(KafkaError, TimeoutError):  # a broker that is away tells nothing
-                    found = await self.committed()
-                for partition, offset in found.items():
-                    before = highest.setdefault(partition, offset)
-                    assert offset >= before, (
-                        f"committed offset of [{partition}] went from {before} to {offset}"
-                    )
-                    highest[partition] = offset
+                for stage in self.stages:
+                    found: dict[int, int] = {}
+                    with suppress(KafkaError, TimeoutError):  # a broker that is away tells nothing
+                        found = await self.committed(stage)
+                    for partition, offset in found.items():
+                        before = highest.setdefault((stage.topic, partition), offset)
+                        assert offset >= before, (
+                            f"committed offset of {stage.topic}[{partition}] went from {before} to {offset}"
+                        )
+                        highest[stage.topic, partition] = offset
                 await asyncio.sleep(0.05)
 
         watching = asyncio.create_task(watch())
@@ -408,17 +495,21 @@ class Stack:
         raise AssertionError(f"not well {seconds:.0f} s after it was mended: {state}")
 
     async def until_committed(self, seconds: float) -> None:
-        """Waits until everything that the input topic holds now is committed.
+        """Waits until everything that the input topic holds now is committed; of each stage, one after another.
 
         Raises:
             AssertionError: it is not, in time.
         """
-        wanted = await self.ends()
+        for stage in self.stages:
+            await self._until_committed(stage, seconds)
+
+    async def _until_committed(self, stage: Stage, seconds: float) -> None:
+        wanted = await self.ends(stage)
         deadline = time.monotonic() + seconds
         while True:
             committed: dict[int, int] = {}
             with suppress(KafkaError, TimeoutError):
-                committed = await self.committed()
+                committed = await self.committed(stage)
             behind = {of: committed.get(of, 0) for of, end in wanted.items() if committed.get(of, 0) < end}
             if not behind:
                 return
@@ -437,7 +528,8 @@ class Stack:
         deadline = time.monotonic() + seconds
         silent_since, seen, state = time.monotonic(), 0, ""
         while True:
-            came = len(self.output_reader.results) + len(self.output_reader.dead_letters)
+            reader = self.output_reader
+            came = len(reader.results) + len(self.dead_letters) + len(reader.replies)
             if came > seen:
                 silent_since, seen = time.monotonic(), came
             missing = self.load.acknowledged - self.answered - self.replaceable
@@ -471,17 +563,18 @@ class Stack:
                 answer_of(record, name, is_result=is_result)
                 for records, is_result in (
                     (self.output_reader.results, True),
-                    (self.output_reader.dead_letters, False),
+                    (self.dead_letters, False),
                 )
                 for record in records
                 for name in names_of(record, self.load.places)
             ],
             acknowledged=self.load.acknowledged,
             replaceable=self.replaceable,
+            replies=[reply_name_of(record) for record in self.output_reader.replies],
         )
 
     async def _input(self) -> list[Any]:
-        """Everything that the input topic holds and that was not taken back, without the values."""
+        """Everything that the first stage's input topic holds and that was not taken back, without the values."""
         reader = AIOKafkaConsumer(
             bootstrap_servers=self.channel.bootstrap_servers,
             isolation_level="read_committed",
@@ -489,7 +582,7 @@ class Stack:
         )
         await reader.start()
         try:
-            partitions = _partitions(self.channel)
+            partitions = self.stages[0].partitions
             reader.assign(partitions)
             await reader.seek_to_beginning()
             ends = await reader.end_offsets(partitions)
@@ -541,10 +634,6 @@ class Stack:
             await reader.stop()
 
 
-def _partitions(channel: Channel) -> list[TopicPartition]:
-    return [TopicPartition(channel.input, number) for number in range(PARTITIONS)]
-
-
 @asynccontextmanager
 async def open_stack(
     servers: Servers,
@@ -556,8 +645,13 @@ async def open_stack(
     settings: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "streams", "worker"),
     cluster: Cluster | None = None,
+    texts: bool = False,
 ) -> AsyncIterator[Stack]:
-    """Topics, a group and a database of their own; no worker yet, and no load."""
+    """Topics, a group and a database of their own; no worker yet, and no load.
+
+    Args:
+        texts: the events are questions in words, for embedding stages.
+    """
     store = await servers.store()
     cluster = cluster or await servers.cluster(brokers)
     database = await asyncio.to_thread(store.database)
@@ -569,7 +663,13 @@ async def open_stack(
             open_channel(kafka.bootstrap_servers, f"f{uuid4().hex[:8]}", copies=kafka.copies)
         )
         output_reader = await open_now.enter_async_context(OutputReader(channel))
-        load = Load(kafka.bootstrap_servers, channel.input, events(), per_second=per_second)
+        questions, provider = None, None
+        if texts:
+            questions = await open_now.enter_async_context(open_texts(channel))
+            provider = await open_now.enter_async_context(imitation())
+            provider.dimensions, provider.delay_seconds = 768, _EMBEDDING_SECONDS
+        topic = channel.input if questions is None else questions.input
+        load = Load(kafka.bootstrap_servers, topic, events(), replies=channel.replies, per_second=per_second)
         await load.producer.start()
         open_now.push_async_callback(load.close)
         stack = Stack(
@@ -584,6 +684,8 @@ async def open_stack(
             rng=rng,
             settings=settings or {},
             program=program,
+            texts=questions,
+            provider=provider,
             dsn=database.worker.replace(f":{store.embedded.port}/", f":{servers.store_proxy.port}/"),
         )
         open_now.callback(stack.at_the_end.close)

@@ -23,11 +23,10 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [
-        ("worker-kill", 10),
+        ("worker-kill", 5),
         ("worker-sigterm", 1),
         ("worker-zombie", 1),
         ("store-immediate-stop", 1),
-        ("store-away-longer-than-poll", 1),
         ("broker-kill", 1),
         ("gaps-by-aborted-transactions", 1),
         ("batches-of-every-codec", 1),

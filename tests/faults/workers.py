@@ -51,7 +51,7 @@ async def freeze(stack: Stack) -> None:
         await asyncio.sleep(stack.rng.uniform(0.0, 2.0))
         assert worker.process.poll() is None, "the zombie ended"
         stack.replace(worker)
-    async with stack.one_of_the_workers() as other:
+    async with stack.one_of_the_workers(like=worker) as other:
         stack.replace(other)
 
 

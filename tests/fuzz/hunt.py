@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from tests.fuzz.judge import HANG_SECONDS, Broken, Judge
 from tests.fuzz.mutations import hostile
-from tests.fuzz.seeds import codec
+from tests.fuzz.seeds import QUERIES, TEXTS, Subject, codec
 
 __all__ = ["Hunt", "hunt", "our_judge"]
 
@@ -35,15 +36,18 @@ class Hunt:
     most: tuple[float, int] = (0.0, -1)
 
 
-def our_judge() -> Judge:
+def our_judge(subject: Subject = QUERIES) -> Judge[Any]:
     """Of the real codec."""
     real = codec()
+    if subject is TEXTS:
+        return Judge(real.decode_text, real.encode_text, contract=subject.name)
     return Judge(real.decode_query, real.encode_query)
 
 
 def hunt(
-    judge: Judge,
+    judge: Judge[Any],
     *,
+    subject: Subject = QUERIES,
     seed: int,
     inputs: int | None,
     seconds: float | None = None,
@@ -63,7 +67,7 @@ def hunt(
                 faulthandler.dump_traceback_later(_AT_ONCE * HANG_SECONDS / 10, exit=True)
                 report(result)
             number = first + result.inputs
-            value = hostile(seed, number)
+            value = hostile(seed, number, subject)
             result.inputs += 1
             result.bytes += len(value)
             try:

@@ -6,15 +6,16 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jsonschema import Draft7Validator
 
 from streams import resources
 from streams.core.errors import TerminalError, dead_letter_codes
-from streams.core.messages import QueryEmbedding
 
 __all__ = ["Broken", "Judge", "Verdict"]
+
+T = TypeVar("T")
 
 # Decoded, a message is larger than its bytes: `{},` is 3 bytes, and 72 as a dictionary in a list. Beside that, each
 # message may take what is there for small ones.
@@ -45,26 +46,27 @@ class Verdict:
     times: float
 
 
-class Judge:
+class Judge(Generic[T]):
     """Decodes messages and looks at what comes out.
 
     Args:
         decode: what is judged.
         encode: its inverse; what was accepted must survive it.
+        contract: the messages'.
     """
 
     def __init__(
         self,
-        decode: Callable[[bytes], QueryEmbedding],
-        encode: Callable[[QueryEmbedding], bytes] | None = None,
+        decode: Callable[[bytes], T],
+        encode: Callable[[T], bytes] | None = None,
+        *,
+        contract: str = "query_embedding",
     ) -> None:
         self._decode = decode
         self._encode = encode
         self._codes = dead_letter_codes()
         schema = json.loads(
-            (resources.contracts() / "query_embedding/v1/query_embedding.schema.json").read_text(
-                encoding="utf-8"
-            )
+            (resources.contracts() / f"{contract}/v1/{contract}.schema.json").read_text(encoding="utf-8")
         )
         formats = Draft7Validator.FORMAT_CHECKER
         self._contract = Draft7Validator(schema, format_checker=formats)
@@ -74,7 +76,7 @@ class Judge:
             {
                 **schema,
                 "required": ["embedding"],
-                "properties": {"embedding": schema["properties"]["embedding"]},
+                "properties": {"embedding": schema["properties"].get("embedding", True)},
             },
             format_checker=formats,
         )
@@ -107,7 +109,7 @@ class Judge:
                 raise Broken("what was accepted is not what comes back")
         return Verdict(outcome, times)
 
-    def _outcome(self, value: bytes) -> tuple[QueryEmbedding | None, str]:
+    def _outcome(self, value: bytes) -> tuple[T | None, str]:
         try:
             return self._decode(value), "accepted"
         except TerminalError as error:

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable, Sequence
 
-from tests.bad_inputs import QUERY_WRITER, avro_event, head, json_event, zigzag
-from tests.fuzz.seeds import CONFLUENT, SEEDS
+from tests.bad_inputs import head, zigzag
+from tests.fuzz.seeds import CONFLUENT, QUERIES, Subject
 
 __all__ = ["hostile"]
 
@@ -33,18 +33,17 @@ _UNITS = [
     *(b'{"a":0}', b'{"a":[]}', b'"\xf0\x9f\x98\x80"', b'"\\ud83d\\ude00"'),
 ]
 _MAX_BOMB = 48 * 1024
-_FIELDS = [field["name"] for field in QUERY_WRITER.schema["fields"]]
 
 
-def hostile(seed: int, number: int) -> bytes:
+def hostile(seed: int, number: int, subject: Subject = QUERIES) -> bytes:
     """The message of this number."""
     rng = random.Random(f"{seed}:{number}")
-    return rng.choices(_WAYS, _WEIGHTS)[0](rng)
+    return rng.choices(_WAYS, _WEIGHTS)[0](rng, subject)
 
 
-def _mutated(rng: random.Random) -> bytes:
+def _mutated(rng: random.Random, subject: Subject) -> bytes:
     """Bits flipped, bytes replaced, taken out and put in; broken off; parts of itself and of others spliced in."""
-    mutated = bytearray(rng.choice(list(SEEDS.values())))
+    mutated = bytearray(rng.choice(list(subject.seeds.values())))
     for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
         at = rng.randrange(len(mutated) + 1)
         match rng.randrange(8):
@@ -60,7 +59,7 @@ def _mutated(rng: random.Random) -> bytes:
                 other = rng.randrange(len(mutated) + 1)
                 mutated[at:at] = mutated[other : other + rng.randrange(40)]
             case 5:
-                other_seed = rng.choice(list(SEEDS.values()))
+                other_seed = rng.choice(list(subject.seeds.values()))
                 start = rng.randrange(len(other_seed))
                 mutated[at:] = other_seed[start:] if rng.random() < 0.5 else other_seed[at:]
             case 6:
@@ -73,11 +72,11 @@ def _mutated(rng: random.Random) -> bytes:
     return bytes(mutated)
 
 
-def _avro_lengths(rng: random.Random) -> bytes:
+def _avro_lengths(rng: random.Random, subject: Subject) -> bytes:
     """A field whose lengths and counts are not what is there; beside others that are sound."""
-    return avro_event(
-        {rng.choice(_FIELDS): _lies(rng) for _ in range(rng.choice([1, 1, 2]))},
-        embedding=[] if rng.random() < 0.8 else [0.5] * 768,
+    return subject.avro(
+        {rng.choice(subject.fields): _lies(rng) for _ in range(rng.choice([1, 1, 2]))},
+        **(subject.short if rng.random() < 0.8 else subject.long),
     )
 
 
@@ -99,7 +98,7 @@ def _lies(rng: random.Random) -> bytes:
             return zigzag(rng.choice([0, 1, 1, 2, -1])) + zigzag(rng.choice(_NUMBERS)) + b"\x02a" * size
 
 
-def _avro_entries(rng: random.Random) -> bytes:
+def _avro_entries(rng: random.Random, subject: Subject) -> bytes:
     """Maps with as many entries as there is room for."""
     count = rng.randrange(1, 8000)
     bad = rng.choice([b"\0", b"a", b""])
@@ -107,10 +106,10 @@ def _avro_entries(rng: random.Random) -> bytes:
         zigzag(len(key)) + key + zigzag(len(bad)) + bad for key in (b"%x" % n for n in range(count))
     )
     filters = b"\x02" + b"\0" * 3 + b"\x02" + zigzag(count) + entries + b"\0"
-    return avro_event({"filters": filters}, embedding=[])
+    return subject.avro({"filters": filters}, **subject.short)
 
 
-def _json_repeated(rng: random.Random) -> bytes:
+def _json_repeated(rng: random.Random, subject: Subject) -> bytes:
     """A field with many small things in it: elements, entries, or one in the other."""
     unit = rng.choice(_UNITS)
     count = rng.randrange(1, _MAX_BOMB // len(unit))
@@ -126,35 +125,34 @@ def _json_repeated(rng: random.Random) -> bytes:
             bomb = opened * depth + unit + closed * rng.choice([depth, depth, depth - 1, 0])
         case _:
             bomb = b'"' + (unit.strip(b'"{}[]') or b" ") * count + b'"'
-    return _put(rng, bomb)
+    return _put(rng, subject, bomb)
 
 
-def _json_numbers(rng: random.Random) -> bytes:
+def _json_numbers(rng: random.Random, subject: Subject) -> bytes:
     """Numbers of many digits, large exponents, and forms that are none."""
     digits = rng.choice([b"9", b"1", b"0"]) * rng.choice([1, 20, 64, 65, 400, 5000, _MAX_BOMB])
     form = rng.choice(
         [b"%s", b"-%s", b"1.%s", b"0.%s", b"1e%s", b"1e-%s", b"%s.0", b"1E+%s", b"[%s]", b"%se5"]
     )
-    return _put(rng, form % digits)
+    return _put(rng, subject, form % digits)
 
 
-def _put(rng: random.Random, bomb: bytes) -> bytes:
+def _put(rng: random.Random, subject: Subject, bomb: bytes) -> bytes:
     """Into a place of an event that is otherwise sound."""
-    name = rng.choice([*_FIELDS, "filters", "metadata", "unknown", "unknown"])
-    if name == "metadata":
-        return json_event(filters={"metadata": "\x1a"}, embedding=[]).replace(b'"\\u001a"', bomb)
-    return json_event(**{"embedding": [], name: "\x1a"}).replace(b'"\\u001a"', bomb)
+    name = rng.choice([*subject.fields, "filters", "metadata", "unknown", "unknown"])
+    changed = {"filters": {"metadata": "\x1a"}} if name == "metadata" else {name: "\x1a"}
+    return subject.json(**{**subject.short, **changed}).replace(b'"\\u001a"', bomb)
 
 
-def _noise(rng: random.Random) -> bytes:
+def _noise(rng: random.Random, subject: Subject) -> bytes:
     """Anything, behind a beginning that makes the decoder take it seriously."""
     start = rng.choice(
-        [b"", b"{", b"[", head(), CONFLUENT, b"\0", b"\xc3\x01", b'{"schema_version": "1.0.0"']
+        [b"", b"{", b"[", head(subject.writer), CONFLUENT, b"\0", b"\xc3\x01", b'{"schema_version": "1.0.0"']
     )
     return start + rng.randbytes(rng.randrange(rng.choice([4, 60, 2000])))
 
 
-_WAYS: Sequence[Callable[[random.Random], bytes]] = [
+_WAYS: Sequence[Callable[[random.Random, Subject], bytes]] = [
     _mutated,
     _avro_lengths,
     _avro_entries,

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from streams.cli import main
 from streams.settings import Settings
 from streams.worker.app import WorkerApp
+from streams.worker.event_processor import EventProcessor
 from streams.worker.processor import Processor
 
 __all__ = ["LEAKS"]
@@ -94,7 +95,7 @@ def spring(leak: Callable[[int], Any]) -> None:
     handle = Processor.handle
     numbers = count()
 
-    async def leak_and_handle(self: Processor, record: Any) -> None:
+    async def leak_and_handle(self: EventProcessor[Any], record: Any) -> None:
         await leak(next(numbers))
         await handle(self, record)
 

@@ -59,3 +59,10 @@ def test_first_answers_out_of_order_are_counted_for_each_key() -> None:
     order = [answer("b"), answer("bad", b"", "dead_letter"), answer("c"), answer("a"), answer("b")]
     assert account(EVENTS, LOG, order).overtaken == 1
     assert account(EVENTS, LOG, [answer("c"), answer("b"), answer("a")]).overtaken == 2
+
+
+def test_events_without_the_reply_that_they_asked_for_are_named() -> None:
+    events = [Asked("a", b"key", wants_reply=True), Asked("b", b"key", wants_reply=True), *EVENTS[2:]]
+    assert account(events, LOG, ANSWERS, replies=["b", "a", "a"]).violations == []
+    assert account(events, LOG, ANSWERS, replies="a").violations == ["1 without a reply: b at [0]@1"]
+    assert account(events, LOG, ANSWERS, replies="abz").strange == ["z"]
