@@ -16,13 +16,14 @@ PYTEST_ARGS ?=
 # Most tests wait for servers more than they compute. A file's tests share a process and its servers.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FUZZ_ARGS ?=
+OPS_ARGS ?=
 OBSERVABILITY_ARGS ?=
 BENCH_ARGS ?=
 # Every run reads all pages, because Sphinx does not repeat the warnings of cached pages.
 SPHINX := $(BIN)/sphinx-build --conf-dir docs --doctree-dir build/doctrees --fresh-env --nitpicky --fail-on-warning
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast evaluate bench bench-long gate faults soak fuzz lint docs docs-links schemas observability k8s-rules \
+.PHONY: help demo test test-fast test-long evaluate bench bench-long gate faults ops soak fuzz lint docs docs-links schemas observability k8s-rules \
   wheel lock sbom clean
 
 help: ## List the targets
@@ -33,6 +34,9 @@ demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with s
 
 test: $(VENV)/.test ## Run all tests
 	$(PYTEST) $(PYTEST_ARGS)
+
+test-long: $(VENV)/.test ## Run all tests, also those marked as long, and each on both brokers
+	$(PYTEST) --long $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.test ## Run the fast tests that need no server except PostgreSQL, in under two minutes
 	$(PYTEST) --fast $(PYTEST_ARGS)
@@ -54,6 +58,9 @@ fuzz: $(VENV)/.test ## Fuzz the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
 
 faults: $(VENV)/.test ## Inject faults around the workers under load, and account for every event
 	@$(BIN)/python -m tests.faults
+
+ops: $(VENV)/.test ## Run real faults under a real Prometheus, and check which alerts fire; takes up to an hour
+	@$(BIN)/python -m tests.ops $(OPS_ARGS)
 
 soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute, and check for leaks
 	@$(BIN)/python -m tests.soak
@@ -93,6 +100,7 @@ lock: $(VENV)/.lock ## Pin every dependency, with hashes, to the newest version 
 	$(LOCK) --constraint $(PINS) --group build --output-file requirements/build.txt
 	$(LOCK) --constraint $(PINS) --output-file requirements/runtime.txt pyproject.toml
 	$(LOCK) --constraint $(PINS) --extra demo --output-file requirements/demo.txt pyproject.toml
+	$(LOCK) --constraint $(PINS) --extra cohere --extra openai --extra local --output-file requirements/embedder.txt pyproject.toml
 	$(LOCK) --upgrade --group bench --output-file requirements/bench.txt
 
 sbom: $(VENV)/.demo ## Write the software bill of materials of a worker's dependencies to dist/

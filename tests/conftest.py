@@ -1,10 +1,13 @@
 """What every test stands on.
 
-* The environment is scrubbed of whatever would configure a worker or a driver: a test sees only what it sets.
+* The environment is scrubbed of whatever would configure a worker or a driver: a test sees only what it sets. No
+  library reports usage.
 * ``postgres`` is one server for the whole run. It has login roles as an installation has: an owner, who is
   no superuser; a back end, which writes; a worker, which may read by policy and nothing else.
 * ``database`` is a database of its own for each test, cloned from one that was migrated once, by the owner.
   ``empty_database`` is one that has the extension and nothing else.
+* ``model_folder`` is an embedding model, beside the checkout. Without it its tests are skipped, but for CI=true.
+* ``browser`` is a Chromium without a window. Without one its tests are skipped, but for CI=true.
 * ``kafka_jars`` is what Apache Kafka is started from. Where it cannot be had its tests are skipped, but for CI=true.
 
 Tests may be coroutines (pytest-asyncio, auto mode).
@@ -13,6 +16,7 @@ Tests may be coroutines (pytest-asyncio, auto mode).
 import asyncio
 import os
 import shutil
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +34,13 @@ import pytest
 
 from streams.embedded.postgres import EmbeddedPostgres
 from streams.store.migrate import migrate
+from tests.browser import Browser, BrowserUnavailable
 from tests.integration.kafka.apache_kafka import KafkaUnavailable, jars
-from tests.left_out import left_out_lines, unavailable, why_not_fast
+from tests.left_out import left_out_lines, unavailable, why_not
+
+# A shell's background job ignores interrupts, and so would every process that a test starts there.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example has no time limit: other work may share the machine.
 hypothesis.settings.register_profile("anabranch", hypothesis.settings.default, deadline=None)
@@ -39,9 +48,11 @@ hypothesis.settings.load_profile("anabranch")
 
 SETTING: Final = "anabranch.principals"
 
+MODEL: Final = Path(__file__).resolve().parents[2] / "shared/model"  # beside the checkout
+
 _LONG_SECONDS: Final = 60
 
-_SCRUBBED: Final = ("ANABRANCH_", "KAFKA_", "DATABASE_", "SCHEMA_REGISTRY_", "PG")
+_SCRUBBED: Final = ("ANABRANCH_", "KAFKA_", "DATABASE_", "SCHEMA_REGISTRY_", "PG", "LANGCHAIN_", "LANGSMITH_")
 _PASSWORD: Final = "correct horse, battery & staple"  # with characters that a URI has to escape
 _ROLES: Final = f"""
     CREATE ROLE anabranch_reader NOLOGIN;
@@ -61,21 +72,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="leave out what is slow or needs another server than PostgreSQL"
     )
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="also what is marked as long, and each broker where either would do",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_DESELECTED] = {}
     for name in [name for name in os.environ if name.startswith(_SCRUBBED)]:
         del os.environ[name]
+    os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("fast"):
-        return
-    reasons = [(item, why_not_fast(item)) for item in items]
+    fast, long = config.getoption("fast"), config.getoption("long")
+    reasons = [(item, why_not(item, fast=fast, long=long)) for item in items]
     counted: Mapping[str, int] = Counter(why for _, why in reasons if why)
     config.stash[_DESELECTED] = counted
-    config.hook.pytest_deselected(items=[item for item, why in reasons if why])
+    if counted:
+        config.hook.pytest_deselected(items=[item for item, why in reasons if why])
     items[:] = [item for item, why in reasons if not why]
 
 
@@ -220,6 +237,26 @@ def kafka_jars() -> Path:
         return jars()
     except KafkaUnavailable as error:
         unavailable(error, enable="install Java 17 or newer, and Maven (mvn) with access to Maven Central")
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """all-mpnet-base-v2, exported to ONNX; with it, the sample's embeddings were computed."""
+    if not (MODEL / "tokenizer.json").is_file():
+        unavailable(f"no embedding model in {MODEL}", enable="export all-mpnet-base-v2 to ONNX there")
+    return MODEL
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    try:
+        found = Browser()
+    except BrowserUnavailable as error:
+        unavailable(
+            error, enable="on Debian: apt-get install --no-install-recommends chromium-headless-shell"
+        )
+    with found:
+        yield found
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 import pytest
 
-__all__ = ["BY_SERVER", "BY_TIME", "TO_ENABLE", "left_out_lines", "unavailable", "why_not_fast"]
+__all__ = ["BY_LENGTH", "BY_SERVER", "BY_TIME", "TO_ENABLE", "left_out_lines", "unavailable", "why_not"]
 
 TO_ENABLE: Final = "; to enable: "
 
@@ -15,6 +15,7 @@ TO_ENABLE: Final = "; to enable: "
 _SERVERS: Final = frozenset({"broker", "embedded_broker", "kafka_jars", "tls"})
 BY_SERVER: Final = f"needs a broker, or a PostgreSQL with TLS{TO_ENABLE}make test"
 BY_TIME: Final = f"marked as slow{TO_ENABLE}make test"
+BY_LENGTH: Final = f"marked as long, beside a shorter one that runs{TO_ENABLE}make test-long"
 
 
 def unavailable(why: object, *, enable: str) -> NoReturn:
@@ -25,8 +26,18 @@ def unavailable(why: object, *, enable: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def why_not_fast(item: pytest.Item) -> str | None:
-    """Why `make test-fast` leaves a test out; None: it does not."""
+def why_not(item: pytest.Item, *, fast: bool, long: bool) -> str | None:
+    """Why a run leaves a test out; None: it does not.
+
+    Args:
+        item: the test.
+        fast: the run is `make test-fast`.
+        long: the run is `make test-long`.
+    """
+    if item.get_closest_marker("long") and not long:
+        return BY_LENGTH
+    if not fast:
+        return None
     if not _SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
         return BY_SERVER
     return BY_TIME if item.get_closest_marker("slow") else None

@@ -1,11 +1,12 @@
 """Workers as they really run: their own process, a broker, a server, and topics and a group for each test.
 
-``broker`` is each of two, the embedded one and Apache Kafka, and so every test that stands on it runs twice, unless its
-module says which it needs, and why. Where Apache Kafka cannot be had, its half says so and is skipped; in CI it fails.
+``broker`` is Apache Kafka where it is available, else the embedded one; in CI it has to be Kafka. With --long it is
+each of them, and so every test that stands on it runs twice, unless its module says which it needs, and why.
 
 What a test measured goes into ``figures`` and is printed at the end of the run, whether it passed or not.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -59,13 +60,21 @@ def _kafka_is_available() -> bool:
     return True
 
 
-@pytest.fixture(params=["embedded", "kafka"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "broker" in metafunc.fixturenames and "broker" not in chosen:
+        both = metafunc.config.getoption("long")
+        metafunc.parametrize("broker", ["embedded", "kafka"] if both else ["either"], indirect=True)
+
+
+@pytest.fixture
 def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker | ApacheKafka]:
     """What ``channel`` connects to. A test may stop Apache Kafka and leave it stopped.
 
     "either" is Apache Kafka where it is available: the embedded broker keeps members of a group waiting for seconds.
     """
-    if request.param == "embedded" or (request.param == "either" and not _kafka_is_available()):
+    needed = request.param == "kafka" or os.environ.get("CI") == "true"
+    if request.param == "embedded" or not (needed or _kafka_is_available()):
         yield request.getfixturevalue("embedded_broker")
         return
     kafka: ApacheKafka = request.getfixturevalue("kafka")

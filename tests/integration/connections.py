@@ -49,8 +49,10 @@ async def opened_store(dsn: str, *, warm: bool = False, **options: Any) -> Async
         await store.close(timeout_seconds=3)
 
 
-async def problems(database: Database, *, setting: str = "anabranch.principals") -> list[str]:
+async def problems(
+    database: Database, *, setting: str = "anabranch.principals", dimensions: int = 768
+) -> list[str]:
     """What a worker's preflight finds wrong."""
     async with connected(database.worker) as connection:
-        findings = await inspect(connection, principals_setting=setting)
+        findings = await inspect(connection, principals_setting=setting, dimensions=dimensions)
     return [f"{finding.check}: {finding.detail}" for finding in findings if finding.level != "ok"]

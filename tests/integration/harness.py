@@ -30,7 +30,7 @@ from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
 from tests import accounting
 from tests.accounting import Answer, Asked, Logged, Verdict
-from tests.bad_inputs import RESULT_WRITER
+from tests.bad_inputs import NEWER_RESULT_WRITER, RESULT_WRITER
 from tests.integration.corpora import unit_vectors
 
 __all__ = [
@@ -100,6 +100,10 @@ class Channel:
     def dead_letters(self) -> str:
         return f"{self.name}.dead"
 
+    @property
+    def replies(self) -> str:
+        return f"{self.name}.replies"
+
     async def send(
         self,
         value: bytes | None,
@@ -144,11 +148,12 @@ def topic_specs_of(channel: Channel, *, copies: int = 1) -> list[TopicSpec]:
         partitions=PARTITIONS,
         replication_factor=copies,
         max_event_bytes=_MAX_BYTES,
+        reply_topics=[channel.replies],
     )
 
 
 class OutputReader:
-    """Reads results and dead letters into memory, in the background, from the beginning."""
+    """Reads results, dead letters and replies into memory, in the background, from the beginning."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -156,11 +161,11 @@ class OutputReader:
         self._consumer: AIOKafkaConsumer | None = None
         self.results: list[ConsumerRecord] = []
         self.dead_letters: list[ConsumerRecord] = []
+        self.replies: list[ConsumerRecord] = []
 
     async def __aenter__(self) -> Self:
         self._consumer = AIOKafkaConsumer(
-            self._channel.output,
-            self._channel.dead_letters,
+            *self._records_by_topic(),
             bootstrap_servers=self._channel.bootstrap_servers,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=2 * _MAX_BYTES,
@@ -181,10 +186,21 @@ class OutputReader:
         await self._consumer._client.close()
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        records = self._records_by_topic()
         async for record in consumer:
-            (self.results if record.topic == self._channel.output else self.dead_letters).append(record)
+            records[record.topic].append(record)
 
-    async def until(self, *, results: int = 0, dead_letters: int = 0, seconds: float = 60) -> None:
+    def _records_by_topic(self) -> dict[str, list[ConsumerRecord]]:
+        channel = self._channel
+        return {
+            channel.output: self.results,
+            channel.dead_letters: self.dead_letters,
+            channel.replies: self.replies,
+        }
+
+    async def until(
+        self, *, results: int = 0, dead_letters: int = 0, replies: int = 0, seconds: float = 60
+    ) -> None:
         """Waits until at least so many have come."""
         assert self._reading is not None
         reading = self._reading
@@ -192,13 +208,18 @@ class OutputReader:
         def there() -> bool:
             if reading.done():
                 reading.result()  # its exception, if it has one
-            return len(self.results) >= results and len(self.dead_letters) >= dead_letters
+            return (
+                len(self.results) >= results
+                and len(self.dead_letters) >= dead_letters
+                and len(self.replies) >= replies
+            )
 
         await until(
             there,
             lambda: (
                 f"{len(self.results)} of {results} results, "
-                f"{len(self.dead_letters)} of {dead_letters} dead letters"
+                f"{len(self.dead_letters)} of {dead_letters} dead letters, "
+                f"{len(self.replies)} of {replies} replies"
             ),
             seconds=seconds,
         )
@@ -289,11 +310,13 @@ def read_result(value: bytes | None) -> dict[str, Any]:
     """A result, by Avro's own rules and the derived schema: nothing of the worker's codec takes part."""
     assert value is not None
     assert value[:2] == b"\xc3\x01"
-    assert value[2:10] == RESULT_WRITER.fingerprint
+    writers = {writer.fingerprint: writer for writer in (RESULT_WRITER, NEWER_RESULT_WRITER)}
+    writer = writers[value[2:10]]
     stream = BytesIO(value[10:])
-    result = schemaless_reader(stream, RESULT_WRITER.schema)
+    result = schemaless_reader(stream, writer.schema)
     assert stream.read() == b""
     assert isinstance(result, dict)
+    assert result["schema_version"] == ("1.0.0" if writer is RESULT_WRITER else "1.1.0")
     return result
 
 
@@ -307,6 +330,7 @@ def _environment(channel: Channel, dsn: str | None) -> dict[str, str]:
         "ANABRANCH_INPUT_TOPIC": channel.input,
         "ANABRANCH_OUTPUT_TOPIC": channel.output,
         "ANABRANCH_DEAD_LETTER_TOPIC": channel.dead_letters,
+        "ANABRANCH_REPLY_TOPICS": channel.replies,
     }
     if dsn is not None:
         environment["DATABASE_CONNECTION_STRING"] = dsn

@@ -1,7 +1,7 @@
 """A broker that is too old for dead letters, which are compressed with zstd."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -15,6 +15,7 @@ from tests.integration.harness import Channel, anabranch
 
 # An entry of the answer to "which requests in which versions?": produce, from version 0 to 11; before Kafka 2.1 to 6.
 _NEW, _OLD = bytes([0, 0, 0, 0, 0, 11]), bytes([0, 0, 0, 0, 0, 6])
+_API_VERSIONS = 18
 
 NOWHERE = "postgresql://worker@127.0.0.1:1/nowhere"
 
@@ -28,16 +29,29 @@ def broker(embedded_broker: EmbeddedBroker) -> EmbeddedBroker:
 async def old(broker: EmbeddedBroker) -> AsyncIterator[str]:
     """The address of the same broker, which claims to be older."""
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data.replace(_NEW, _OLD))
+    async def relay(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
+    ) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = await reader.readexactly(4)
+                writer.write(size + change(await reader.readexactly(int.from_bytes(size))))
                 await writer.drain()
         writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", broker.port)
-        await asyncio.gather(relay(reader, back), relay(there, writer))
+        asked: set[bytes] = set()  # the correlation ids of requests for versions
+
+        def request(data: bytes) -> bytes:
+            if int.from_bytes(data[:2]) == _API_VERSIONS:
+                asked.add(data[4:8])
+            return data
+
+        def answer(data: bytes) -> bytes:
+            return data.replace(_NEW, _OLD) if data[:4] in asked else data
+
+        await asyncio.gather(relay(reader, back, request), relay(there, writer, answer))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

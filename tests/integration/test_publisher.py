@@ -9,10 +9,16 @@ from uuid import uuid4
 
 import pytest
 import uvloop
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
+from streams.broker import publisher as module
+from streams.broker.clients import running_admin
 from streams.broker.publisher import Publisher
+from streams.broker.topic_ids import TopicProbe
+from streams.core.replies import ReplyRefused, ReplyTarget
 from streams.embedded.broker import EmbeddedBroker
-from tests.integration.harness import open_channel
+from streams.worker.replies import ReplyTopics
+from tests.integration.harness import PARTITIONS, Channel, open_channel
 
 
 def _producer_of(publisher: Publisher) -> Any:
@@ -111,3 +117,71 @@ def test_a_producer_whose_sender_has_ended_is_replaced(
         runner.run(run())
     assert {type(error).__name__ for error in errors} == {"KafkaError"}
     gc.collect()  # what aiokafka leaves behind is logged now, and not in the middle of another test
+
+
+class Replying:
+    """What replies are sent with, and the broker's administrator."""
+
+    def __init__(self, publisher: Publisher, topics: ReplyTopics, admin: AIOKafkaAdminClient) -> None:
+        self._publisher = publisher
+        self._topics = topics
+        self.admin = admin
+
+    async def reply(self, topic: str, partition: int | None) -> str:
+        """The reason why it cannot be sent; else nothing."""
+        target = ReplyTarget(topic, partition)
+        try:
+            await self._publisher.publish_reply(target, None, b"value", [], check=self._topics.check)
+        except ReplyRefused as refused:
+            return refused.code
+        return ""
+
+
+@asynccontextmanager
+async def replying(channel: Channel, on_fault: Callable[[BaseException], None]) -> AsyncIterator[Replying]:
+    options = {"bootstrap_servers": channel.bootstrap_servers}
+    probe = TopicProbe(options, [channel.replies, channel.output], timeout_seconds=5)
+    publisher = Publisher(
+        options, on_fault=on_fault, on_success=lambda: None, wait_seconds=(0.1, 0.2), connect_first=False
+    )
+    await publisher.on_start()
+    try:
+        async with running_admin(options) as admin:
+            yield Replying(publisher, ReplyTopics(probe.fetch_partitions), admin)
+    finally:
+        await publisher.on_stop()
+        await probe.close()
+
+
+@pytest.mark.parametrize("broker", ["either"], indirect=True)
+async def test_a_reply_topic_that_is_deleted_delays_a_reply_and_no_other(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REQUEST_TIMEOUT_MS", 1500)  # how long aiokafka waits for a topic
+    errors: list[BaseException] = []
+    async with replying(channel, errors.append) as own, asyncio.timeout(30):
+        assert [await own.reply(topic, 0) for topic in (channel.replies, channel.output)] == ["", ""]
+        await own.admin.delete_topics([channel.replies])
+        refused = asyncio.gather(*(own.reply(channel.replies, number % PARTITIONS) for number in range(20)))
+        while not refused.done():
+            async with asyncio.timeout(1):
+                assert await own.reply(channel.output, 0) == ""
+            await asyncio.sleep(0.05)
+        assert set(await refused) <= {"reply_topic_missing", ""}  # the broker may take some yet
+        assert await own.reply(channel.replies, 0) == "reply_topic_missing"
+
+
+@pytest.mark.parametrize("broker", ["kafka"], indirect=True)  # the embedded one cannot add partitions
+async def test_a_partition_that_was_added_can_be_replied_to(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the producer's metadata are from before."""
+    monkeypatch.setattr("streams.worker.replies._MISSING_SECONDS", 0.1)
+    errors: list[BaseException] = []
+    async with replying(channel, errors.append) as own, asyncio.timeout(30):
+        assert await own.reply(channel.replies, 0) == ""
+        assert await own.reply(channel.replies, PARTITIONS) == "reply_partition_missing"
+        await own.admin.create_partitions({channel.replies: NewPartitions(PARTITIONS + 1)})
+        while await own.reply(channel.replies, PARTITIONS):  # noqa: ASYNC110  # the broker may not have it yet
+            await asyncio.sleep(0.1)
+    assert errors == []

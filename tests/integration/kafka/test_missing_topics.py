@@ -71,7 +71,9 @@ async def test_a_command_says_which_topic_is_missing_and_does_not_create_it(
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.startswith(("anabranch: missing topic: ", "anabranch: missing topics: "))
+    assert line.startswith(
+        (f"anabranch {command[0]}: missing topic: ", f"anabranch {command[0]}: missing topics: ")
+    )
     assert getattr(missing, topic) in line
     assert "; run `anabranch topics` to create " in line
     assert seconds <= max(_SECONDS, _TIMES * command_seconds()), f"{seconds:.1f} s"

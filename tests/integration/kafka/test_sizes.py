@@ -203,41 +203,80 @@ async def test_topics_are_created_once_and_found_too_small(kafka: ApacheKafka, c
 
     missing = anabranch(*options, "--check", channel=other)
     assert missing.returncode == 1
-    assert missing.stdout.count("is missing") == 3
+    assert missing.stdout.count("is missing") == 4
     first = anabranch(*options, channel=other)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert first.stdout.count("created, 5 partitions") == 3
+    assert first.stdout.count("created, 5 partitions") == 4
     dead_letters_take = 2_000_000 + DEAD_LETTER_MARGIN_BYTES
     wanted = {
         other.input: {"max.message.bytes": "2000000", "retention.ms": str(7 * DAY_MS)},
         other.output: {"max.message.bytes": "2000000", "retention.ms": str(7 * DAY_MS)},
         other.dead_letters: {"max.message.bytes": str(dead_letters_take), "retention.ms": str(28 * DAY_MS)},
+        other.replies: {"max.message.bytes": "2000000", "retention.ms": str(DAY_MS // 24)},
     }
     for topic, config in wanted.items():
         assert config.items() <= (await config_of(kafka, topic)).items()
 
     again = anabranch(*options, channel=other)
     assert again.returncode == 0
-    assert again.stdout.count("exists, 5 partitions") == 3
+    assert again.stdout.count("exists, 5 partitions") == 4
     larger = anabranch("topics", "--max-event-bytes", "3000000", channel=other)
     assert larger.returncode == 1
-    assert larger.stdout.count("too small: max.message.bytes=2000000") == 2
+    assert larger.stdout.count("too small: max.message.bytes=2000000") == 3
     assert f"--entity-name {other.input} --add-config max.message.bytes=3000000" in larger.stdout
     assert (await config_of(kafka, other.input))["max.message.bytes"] == "2000000"  # never changed
+
+    assert anabranch(*options, "--check", channel=other).returncode == 0
+    await set_config(other, other.input, {"max.message.bytes": "2000000", "retention.ms": str(DAY_MS)})
+    differs = anabranch(*options, "--check", channel=other)
+    assert differs.returncode == 3
+    [line, remedy] = differs.stdout.splitlines()[:2]
+    assert line.startswith(f"differs  {other.input}  exists, 5 partitions, 1 replica, kept 1 day, ")
+    assert remedy.strip() == (
+        "kept 1 day, not 7 days; remedy: kafka-configs.sh --alter --entity-type topics"
+        f" --entity-name {other.input} --add-config retention.ms={7 * DAY_MS}"
+    )
+    assert differs.stdout.count("differs") == 1
+
+
+async def test_events_that_are_published_before_one_fails_are_reported(channel: Channel) -> None:
+    small, large = query(VECTOR), query(VECTOR, filters={"section": "x" * 5 * _MIB})
+    done = anabranch(
+        "publish", channel=channel, given="\n".join(map(json.dumps, (small, large, query(VECTOR))))
+    )
+    assert done.returncode == 1
+    ids = done.stdout.split()
+    assert small["event_id"] in ids
+    assert large["event_id"] not in ids
+    first, second = done.stderr.splitlines()
+    assert first == f"published only {len(ids)} of 3 events to {channel.input}"
+    assert "MessageSizeTooLargeError" in second
 
 
 async def test_check_compares_the_dead_letter_topic_with_the_input_topic(
     database: Database, channel: Channel
 ) -> None:
-    def findings() -> tuple[int, list[dict[str, Any]]]:
-        done = anabranch("check", "--json", channel=channel, dsn=database.worker)
+    def findings(**settings: str) -> tuple[int, list[dict[str, Any]]]:
+        done = anabranch("check", "--json", channel=channel, dsn=database.worker, **settings)
         assert done.stdout, done.stderr
         found = json.loads(done.stdout)
         return done.returncode, [finding for finding in found if finding["check"] == "topic"]
 
     code, found = findings()
     assert code == 0
-    assert [finding["level"] for finding in found] == ["ok"] * 3
+    assert [finding["level"] for finding in found] == ["ok"] * 4
+    shown = anabranch("check", channel=channel, dsn=database.worker).stdout
+    assert f"\nKafka       protocol of Kafka 4.1 or later, at {channel.bootstrap_servers}\n" in shown
+
+    # A worker can do without a topic for replies.
+    absent = {"ANABRANCH_REPLY_TOPICS": f"{channel.replies},absent"}
+    code, found = findings(**absent)
+    assert code == 0
+    assert [finding["level"] for finding in found] == [*["ok"] * 4, "warning"]
+    assert found[-1]["detail"].startswith("absent is missing; results")
+    checked = anabranch("topics", "--check", "--partitions", "3", channel=channel, **absent)
+    assert (checked.returncode, checked.stdout.count("FAULT")) == (0, 0)
+    assert "warning  absent  is missing" in checked.stdout
 
     room = 4 * _MIB + DEAD_LETTER_MARGIN_BYTES
     await set_most_bytes(channel, channel.dead_letters, room - 1)
@@ -249,10 +288,14 @@ async def test_check_compares_the_dead_letter_topic_with_the_input_topic(
 
 
 async def set_most_bytes(channel: Channel, topic: str, most: int) -> None:
+    await set_config(channel, topic, {"max.message.bytes": str(most)})
+
+
+async def set_config(channel: Channel, topic: str, config: dict[str, str]) -> None:
     client = AIOKafkaAdminClient(bootstrap_servers=channel.bootstrap_servers)
     await client.start()
     try:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(most)})
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=config)
         [response] = await client.alter_configs([resource])
         assert [error for error, *_ in response.resources] == [0]
     finally:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from streams.client import Client, ConnectionFailed
 from tests.certificates import Certificates
 from tests.conftest import Database
 from tests.disclosure import assert_silent
+from tests.integration.client.conftest import client_environment
 from tests.integration.corpora import load, tiny_corpus, unit_vectors
 from tests.integration.harness import Channel, OutputReader, Worker, anabranch, as_avro, query, until
 from tests.integration.kafka.apache_kafka import MECHANISMS, PASSWORD, USER, ApacheKafka
@@ -153,12 +155,14 @@ async def test_every_command_goes_that_way_and_secrets_stay_where_they_were_put(
         silent(done.stdout, done.stderr)
         return done.stdout
 
-    assert "published 1 event to " in await run("publish", given=json.dumps(event))
+    assert await run("publish", given=json.dumps(event)) == f"{event['event_id']}\n"
     assert event["event_id"] in await run("tail", "--from-beginning", "--limit", "1")
-    assert (await run("topics", "--max-event-bytes", "4194304")).count("exists") == 3
+    assert (await run("topics", "--max-event-bytes", "4194304")).count("exists") == 4
     assert [finding["level"] for finding in json.loads(await run("check", "--json"))].count("ok") >= 4
     assert json.loads(await run("validate", str(golden), "--json"))["answered"] == 1
     assert json.loads(await run("replay", "--apply", "--json"))["chosen"] == 0
+    async with Client.from_environment({**settings, **client_environment(channel)}) as client:
+        assert (await client.retrieve(embedding=VECTOR, principals=["user:1"], profile="docs", k=1)).results
 
     process = Path("/proc") / str(worker.process.pid)
     _, metrics = await asyncio.to_thread(worker.page, "/metrics")
@@ -308,6 +312,11 @@ async def test_every_command_tells_it(
         else:
             [line] = done.stderr.splitlines()
             assert_reported(line, rejection)
+    async with Client.from_environment({**settings, **client_environment(channel)}) as client:
+        with pytest.raises(ConnectionFailed) as caught:
+            await client.retrieve(embedding=VECTOR, principals=["user:1"])
+        assert_reported(str(caught.value), rejection)
+        silent(str(caught.value), repr(caught.value.__cause__))
 
 
 async def test_a_password_that_is_changed_while_a_worker_runs_is_waited_for(
