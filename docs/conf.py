@@ -10,7 +10,7 @@ extensions = ["myst_parser"]
 
 root_doc = "docs/index"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "docs/*.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md"),
     *("contracts/**/*.md", "k8s/*.md", "k8s/**/*.md", "benchmarks/*.md", "streams/sample/README.md"),
 ]
 exclude_patterns = [".*", "build", "dist"]
