@@ -26,7 +26,16 @@ _EXCEPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 def _files() -> list[Path]:
     """Where users, operators and developers read prose. Code and SQL schemas have a test of their own."""
     single = (
-        *("README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docker-compose.yml", "pyproject.toml"),
+        *(
+            "README.md",
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "Makefile",
+            "Dockerfile",
+            "docker-compose.yml",
+            "pyproject.toml",
+        ),
         *(".ci/run", ".dockerignore", ".pre-commit-config.yaml", "requirements/licences.toml"),
         "streams/sample/README.md",
     )

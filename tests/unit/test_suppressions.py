@@ -28,7 +28,7 @@ def unexplained(code: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("folder", ["streams", "tests", "benchmarks", "docs"])
+@pytest.mark.parametrize("folder", ["streams", "examples", "tests", "benchmarks", "docs"])
 def test_every_suppression_has_a_reason(folder: str) -> None:
     found = {
         str(path.relative_to(ROOT)): unexplained(path.read_text("utf-8"))

@@ -79,7 +79,7 @@ _PARTS: Final = frozenset(
 )
 # In SQL, also as the end or the beginning of a name: metadata_changed, stale.
 _SQL_AFFIXES: Final = re.compile(r".*_described(_\w+)?|(anabranch_)?wrong_.*")
-_MODULES: Final = frozenset({"streams/worker/health.py"})  # store_health
+_MODULES: Final = frozenset({"streams/worker/health.py"})  # dependency_health
 
 # File to names that mean something else there, or cannot be renamed.
 _OF_VERSION_1: Final = frozenset(
@@ -114,7 +114,7 @@ _TEXT_EXCEPTIONS: Final[dict[str, tuple[str, ...]]] = {
     # A value in `anabranch validate --json`, which is stable.
     "streams/evaluation/vectors.py": ("askers",),
     # The clocks of machines; the phrase stands for the consumer group's timeouts.
-    "streams/worker/processor.py": ("Clocks differ",),
+    "streams/worker/event_processor.py": ("Clocks differ",),
 }
 
 
@@ -157,7 +157,7 @@ def _found_in(path: Path) -> Iterator[str]:
 def _files() -> list[Path]:
     return sorted(
         path
-        for folder in ("streams", "tests", "benchmarks", "schemas")
+        for folder in ("streams", "examples", "tests", "benchmarks", "schemas")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in {".py", ".sql"}
     )
@@ -216,7 +216,7 @@ def _files_with_texts() -> list[Path]:
     """Code, pages and SQL. The sample's documents are not messages; Avro's come from the contracts."""
     return sorted(
         path
-        for folder in ("streams", "schemas")
+        for folder in ("streams", "examples", "schemas")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in {".py", ".sql", ".html"}
     )
