@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a program: its files, and its commands in one shell, as a reader types them."""
+"""docs/tutorial.md as a program: its files, its commands in one shell as a reader types them, and what they print."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PAGE", "Tutorial", "read_tutorial", "run_commands"]
+__all__ = ["PAGE", "Tutorial", "comparable", "read_tutorial", "run_commands"]
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs/tutorial.md"
 
@@ -27,11 +27,13 @@ class Tutorial:
         set_up: what a reader types before there is anything; a test replaces it.
         files: name to content.
         commands: the rest of what a reader types, in the page's order.
+        shown: what the page shows as a command's output, by the command's place in `commands`.
     """
 
     set_up: Sequence[str]
     files: Mapping[str, str]
     commands: Sequence[str]
+    shown: Mapping[int, Sequence[str]]
 
 
 def read_tutorial() -> Tutorial:
@@ -42,6 +44,8 @@ def read_tutorial() -> Tutorial:
     set_up: list[str] = []
     files: dict[str, str] = {}
     commands: list[str] = []
+    shown: dict[int, Sequence[str]] = {}
+    previous = ""
     for before, language, text in blocks:
         match language:
             case "console":
@@ -52,11 +56,22 @@ def read_tutorial() -> Tutorial:
                 name = _NAME.search(before)
                 assert name, f"the paragraph before this block does not name its file:\n{text}"
                 files[name[1]] = text
+            case "text":
+                assert previous == "sh", f"there is no command before this output:\n{text}"
+                shown[len(commands) - 1] = text.splitlines()
             case _:
                 raise AssertionError(f"what is to be done with a block of {language!r}?")
-    unused = [name for name in files if not any(name in command.split() for command in commands)]
+        previous = language
+    unused = [
+        name for name in files if not any(name in re.split(r"[\s()]+", command) for command in commands)
+    ]
     assert not unused, f"no command uses {unused}"
-    return Tutorial(set_up, files, commands)
+    return Tutorial(set_up, files, commands, shown)
+
+
+def comparable(line: str) -> str:
+    """Without what differs between runs and between exports of a model: times, and the last digits of a similarity."""
+    return re.sub(r"\b(\d\.\d)\d\d\b", r"\1", re.sub(r"\b\d+ ms\b", "ms", line))
 
 
 def run_commands(
