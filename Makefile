@@ -31,6 +31,7 @@ help: ## List the targets
 
 demo: $(VENV)/.demo ## Run the worker on an embedded broker and database, with sample questions
 	@$(BIN)/anabranch demo
+	@echo "Before you type anabranch in this checkout: . $(BIN)/activate"
 
 test: $(VENV)/.test ## Run all tests
 	$(PYTEST) $(PYTEST_ARGS)

@@ -62,7 +62,7 @@ async def run_demo(*, keep: bool, show_all: bool, as_json: bool) -> bool:
                 screen.show_addresses(stack, example, embedding)
                 await asyncio.Event().wait()
         if not as_json:
-            screen.show_next_step(example)
+            screen.show_next_step()
     finally:
         progress.done()
     return bool(summary["golden"]["hit_at_5"] == 1.0)

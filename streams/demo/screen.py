@@ -123,10 +123,10 @@ class Screen:
         table.add_row("total time", f"{seconds:.1f} s")
         self._console.print(table)
 
-    def show_next_step(self, example: Answer) -> None:
-        command = _ask(example, in_words=False)
+    def show_next_step(self) -> None:
         self._console.print(
-            f"\nNext: anabranch demo --keep leaves everything running; then, in another terminal: {command}",
+            "\nNext: anabranch demo --keep leaves everything running, and prints lines to paste into another terminal;"
+            " the last one asks a question",
             soft_wrap=True,
         )
 

@@ -189,7 +189,7 @@ def shows_the_demo(text: str) -> None:
     screen.show(answer)
     screen.show(dead_letter)
     screen.show_summary(summarize([answer, dead_letter]), 1.0)
-    screen.show_next_step(answer)
+    screen.show_next_step()
 
 
 def shows_an_answer(text: str) -> None:
