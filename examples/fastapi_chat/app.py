@@ -2,10 +2,10 @@
 
 There is no language model in this example: `complete` stands in for one, and streams the assembled prompt itself.
 
-    pip install anabranch fastapi uvicorn
+    pip install fastapi uvicorn
     export CHAT_TOKENS='{"secret-of-ada": ["user:ada", "group:staff"]}'
     uvicorn --app-dir examples/fastapi_chat app:app
-    curl -N localhost:8000/chat -H 'Authorization: Bearer secret-of-ada' --json '{"question": "…"}'
+    curl -N localhost:8000/chat -H 'Authorization: Bearer secret-of-ada' --json '{"question": "Can a ripple travel upstream?"}'
 """
 
 import json
