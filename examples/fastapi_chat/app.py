@@ -5,7 +5,7 @@ There is no language model in this example: `complete` stands in for one, and st
     pip install fastapi uvicorn
     export CHAT_TOKENS='{"secret-of-ada": ["user:ada", "group:staff"]}'
     uvicorn --app-dir examples/fastapi_chat app:app
-    curl -N localhost:8000/chat -H 'Authorization: Bearer secret-of-ada' --json '{"question": "Can a ripple travel upstream?"}'
+    curl -N localhost:8000/chat -H 'Authorization: Bearer secret-of-ada' --json '{"question": "Can ripples go up?"}'
 """
 
 import json
