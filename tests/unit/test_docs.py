@@ -167,7 +167,7 @@ def test_every_path_that_a_page_links_to_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_markup_that_the_site_would_print_or_spoil(page: Path) -> None:
-    """Definition lists are printed with their colons; a picture's description loses its line breaks, and joins words."""
+    """Definition lists are printed with their colons; a line break in a picture's description joins two words."""
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert not re.findall(r"^: .*", text, re.MULTILINE)
     assert not [found for found in re.findall(r"!\[([^\]]*)\]", text) if "\n" in found]
