@@ -165,6 +165,14 @@ def test_every_path_that_a_page_links_to_exists(page: Path) -> None:
     assert not [path for path in links(page) if not path.exists()]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_markup_that_the_site_would_print_or_spoil(page: Path) -> None:
+    """Definition lists are printed with their colons; a line break in a picture's description joins two words."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^: .*", text, re.MULTILINE)
+    assert not [found for found in re.findall(r"!\[([^\]]*)\]", text) if "\n" in found]
+
+
 def test_the_readme_leads_to_every_page() -> None:
     """It is the contents for whoever reads in a code browser."""
     linked = links(ROOT / "README.md") | links(ROOT / "docs/contracts.md")
