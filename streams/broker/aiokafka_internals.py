@@ -15,7 +15,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError, kafka_errors
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.structs import ConsumerRecord, TopicPartition
@@ -28,6 +28,7 @@ __all__ = [
     "client_of",
     "configure_consumer",
     "coordinator_of",
+    "name_invalid_records",
     "patch_clients",
     "position_of",
     "replace_fetched_records",
@@ -80,6 +81,21 @@ def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return patched
+
+
+class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker rejects a record, for example one without a key for a compacted topic."
+
+
+@cache
+def name_invalid_records() -> None:
+    """Give all clients of this process an error for a record that a topic's rules forbid.
+
+    aiokafka raises UnknownError for it, as for a problem of the broker, which a retry may cure.
+    """
+    kafka_errors.setdefault(_InvalidRecordError.errno, _InvalidRecordError)
 
 
 def replace_fetched_records(
