@@ -177,7 +177,8 @@ async def test_a_reply_that_the_topic_rejects_holds_no_event(
     await configure_topic(channel.bootstrap_servers, channel.replies, **{"cleanup.policy": "compact"})
     worker = start_worker(database.worker, ANABRANCH_REPLIED_RESULTS="reply_only")
     await worker.until_ready()
-    keyed, keyless = set(), set()
+    keyed: set[str] = set()
+    keyless: set[str] = set()
     for number in range(60):
         event = question()
         (keyless if number % 3 == 0 else keyed).add(event["event_id"])
