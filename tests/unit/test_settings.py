@@ -571,6 +571,39 @@ def test_the_embedder_s_names_must_not_clash(environment: dict[str, str], messag
         load_embedder(LOCAL | environment)
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ANABRANCH_REPLY_TOPICS": "a,questions", "ANABRANCH_TEXT_TOPIC": "questions"},
+        {"ANABRANCH_REPLY_TOPICS": "dead", "ANABRANCH_TEXT_DEAD_LETTER_TOPIC": "dead"},
+        {"ANABRANCH_REPLY_TOPICS": "retrieval.query-texts.v1"},
+        {"ANABRANCH_REPLY_TOPICS": "retrieval.query-text-dead-letters.v1", "ANABRANCH_TEXT_TOPIC": ""},
+    ],
+)
+def test_a_worker_does_not_reply_to_the_topics_of_texts(environment: dict[str, str]) -> None:
+    message = (
+        "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
+    )
+    assert error_of(environment) == message
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        load_embedder(environment)
+
+
+@pytest.mark.parametrize("name", ["INPUT", "OUTPUT", "DEAD_LETTER"])
+def test_a_worker_does_not_reply_to_its_own_topics(name: str) -> None:
+    default = load({}).model_dump()[f"anabranch_{name.lower()}_topic"]
+    for environment in (
+        {"ANABRANCH_REPLY_TOPICS": f"a,{default}"},
+        {"ANABRANCH_REPLY_TOPICS": "own", f"ANABRANCH_{name}_TOPIC": "own"},
+    ):
+        assert error_of(environment).startswith("ANABRANCH_REPLY_TOPICS must not contain")
+
+
+def test_a_worker_does_not_need_valid_settings_of_the_embedder() -> None:
+    environment = {"ANABRANCH_TEXT_TOPIC": "not a name", "ANABRANCH_PROVIDER_OUTAGE": "unknown"}
+    assert load(environment) == load({})
+
+
 # Ingestion's own
 
 

@@ -59,6 +59,7 @@ async def test_a_worker_s_life_is_a_few_lines_with_fields(
         "input_topic": channel.input,
         "output_topic": channel.output,
         "dead_letter_topic": channel.dead_letters,
+        "reply_topics": [channel.replies],
         "default_profile": "extraction",
         "port": worker.port,
     }
