@@ -98,7 +98,7 @@ def _text_below(module: str, node: ast.stmt) -> str:
     body = _tree(module).body
     below = body[body.index(node) + 1]
     is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    return inspect.cleandoc(ast.literal_eval(below.value)) if is_text else ""  # type: ignore[attr-defined]
+    return inspect.cleandoc(ast.literal_eval(below.value)) if is_text else ""  # type: ignore[attr-defined]  # an assignment or a constant
 
 
 def _class(module: str, node: ast.ClassDef, *, is_own: bool) -> Iterator[Entry]:
@@ -158,7 +158,7 @@ def _parameters(module: str, arguments: ast.arguments) -> Iterator[tuple[str, st
 def _parameter(module: str, parameter: ast.arg, default: ast.expr | None) -> str:
     annotation = "" if parameter.annotation is None else f": {ast.unparse(parameter.annotation)}"
     if isinstance(default, ast.Name):  # a constant
-        default = _found(module, default.id)[1].value  # type: ignore[attr-defined]
+        default = _found(module, default.id)[1].value  # type: ignore[attr-defined]  # an assignment or a constant
     value = "" if default is None else f" = {ast.unparse(default)}"
     return f"{parameter.arg}{annotation}{value}".replace("'", '"')
 
@@ -168,11 +168,11 @@ def _type(module: str, annotation: ast.expr) -> str:
 
     class Shown(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
-            return self.visit(_found(module, node.id)[1].value) if node.id[0] == "_" else node  # type: ignore[attr-defined]
+            return self.visit(_found(module, node.id)[1].value) if node.id[0] == "_" else node  # type: ignore[attr-defined]  # an assignment or a constant
 
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
-                return self.visit(node.slice.elts[0])  # type: ignore[no-any-return]
+                return self.visit(node.slice.elts[0])  # type: ignore[no-any-return]  # as published
             return self.generic_visit(node)
 
     return ast.unparse(Shown().visit(ast.parse(ast.unparse(annotation), mode="eval"))).replace("'", '"')

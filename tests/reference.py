@@ -4,6 +4,7 @@ A generated part of a page stands between two comments. In some of its tables, t
 hand: it is kept, and a new row has an empty one. The code determines everything else.
 """
 
+import inspect
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 from pydantic_settings import BaseSettings
 
 from streams.cli.main import commands
+from streams.core.profiles import BUILTIN_PROFILES, Profile
 from streams.settings import EmbedderSettings, EmbeddingSettings, IngestionSettings, Settings, secret_names
 from streams.telemetry.metrics import EmbedderMetrics, Metrics, StageMetrics
 from streams.wire.derive import derive
@@ -22,7 +24,7 @@ from tests import commands_page
 from tests.python_reference import MODULES, documented
 from tests.setting_readers import CLIENT, readers
 
-__all__ = ["BLOCKS", "PAGES", "ROOT", "blocks_of", "cells_of", "generated", "label_values"]
+__all__ = ["BLOCKS", "METRICS", "PAGES", "ROOT", "blocks_of", "cells_of", "generated", "label_values"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _BLOCK: Final = re.compile(
@@ -184,6 +186,8 @@ def _default(value: Any, before: str) -> str:
         return _NONE if re.fullmatch(r"`[^`]*`", before) else before
     if isinstance(value, tuple):
         value = ",".join(value)
+    if isinstance(value, bool):
+        value = str(value).lower()
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -244,6 +248,41 @@ def label_values(make: Callable[[], StageMetrics]) -> dict[str, dict[str, set[st
     return found
 
 
+# Profiles
+
+
+def _profiles(before: Rows) -> Iterator[str]:
+    rows = [
+        (
+            f"`{name}`",
+            f"{profile.k_default}, {profile.k_min}–{profile.k_max}",
+            profile.order,
+            "expand" if profile.expand_parents else "no",
+            "none" if profile.similarity_threshold is None else f"{profile.similarity_threshold:g}",
+            "none" if profile.token_budget is None else f"{profile.token_budget:,}, {profile.overflow}",
+            _kept(before, f"{name}"),
+        )
+        for name, profile in BUILTIN_PROFILES.items()
+    ]
+    return _table(("profile", "k default, range", "order", "parents", "threshold", "budget", "for"), rows)
+
+
+def _profile_keys(before: Rows) -> Iterator[str]:
+    del before
+    schema = Profile.model_json_schema()
+    texts = dict(re.findall(r"^    (\w+): (.*)$", inspect.getdoc(Profile) or "", re.MULTILINE))
+    rows = [
+        (
+            f"`{name}`",
+            _type(key, {}),
+            "required" if name in schema["required"] else _default(key["default"], _NONE),
+            texts[name].rstrip(".").replace("``", "`").replace("None: ", "without it "),
+        )
+        for name, key in schema["properties"].items()
+    ]
+    return _table(("key", "values", "default", "meaning"), rows)
+
+
 # Contracts
 
 
@@ -278,7 +317,7 @@ def _rows_of(
             _type(field, definitions),
             ", ".join(may_be) or _NONE,
             _avro(avro_types[name]),
-            _described(plain["description"]),
+            _as_markdown(plain["description"]),
         )
         suffix, inner = {
             "array": ("[].", plain.get("items", {})),
@@ -291,7 +330,7 @@ def _rows_of(
             yield from _rows_of(inner, _record(avro_types[name]), definitions, f"{prefix}{name}{suffix}")
 
 
-def _described(text: str) -> str:
+def _as_markdown(text: str) -> str:
     """As Markdown: names of several words are code."""
     return re.sub(r"[a-z0-9]+(?:_[a-z0-9]+)+", r"`\g<0>`", re.sub(r"[|<*]", r"\\\g<0>", text))
 
@@ -321,6 +360,11 @@ def _python(module: str) -> Block:
     return write
 
 
+#: Page to the metrics that it describes.
+METRICS: Final[Mapping[str, Callable[[], StageMetrics]]] = {
+    "docs/metrics.md": _worker_metrics,
+    "docs/embedding.md": _embedder_metrics,
+}
 #: Page and name of each generated part.
 BLOCKS: Final[Mapping[tuple[str, str], Block]] = {
     ("docs/settings.md", "settings"): _settings(
@@ -337,6 +381,8 @@ BLOCKS: Final[Mapping[tuple[str, str], Block]] = {
             ("retrieval/v1", "retrieval_result"),
         )
     },
+    ("docs/retrieval.md", "profiles"): _profiles,
+    ("docs/retrieval.md", "profile-keys"): _profile_keys,
     **{("docs/python.md", module): _python(module) for module in MODULES},
 }
 PAGES: Final = sorted({page for page, _ in BLOCKS})
