@@ -360,6 +360,53 @@ def _python(module: str) -> Block:
     return write
 
 
+# Tables
+
+
+def _columns() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Table to column to type, whether it may be null, default and keys; from the reference schema."""
+    files = (ROOT / "schemas/postgres" / name for name in ("001_tables.sql", "002_derived.sql"))
+    sql = "\n".join(re.sub(r"--.*", "", file.read_text(encoding="utf-8")) for file in files)
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for table, body in re.findall(r"CREATE TABLE IF NOT EXISTS public\.(\w+) \((.*?)\n\);", sql, re.DOTALL):
+        lines = [line.strip().rstrip(",") for line in body.splitlines() if line.strip()]
+        keys = [name for line in lines for name in re.findall(r"^PRIMARY KEY \((.*)\)", line)]
+        primary = keys[0].split(", ") if keys else []
+        found[table] = dict(_column(line, primary) for line in lines if not line.startswith("PRIMARY KEY"))
+    for table, line in re.findall(
+        r"^ALTER TABLE public\.(\w+) ADD COLUMN IF NOT EXISTS (.*);$", sql, re.MULTILINE
+    ):
+        name, cells = _column(line, [])
+        # An existing table gets the same column as a new one.
+        assert found[table].setdefault(name, cells) == cells, (table, name)
+    return found
+
+
+def _column(line: str, primary: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    column = re.fullmatch(r"(\w+) ((?:double precision|\w+)(?:\[\]|\(\d+\))?) ?(.*)", line)
+    assert column is not None, line
+    name, kind, rest = column.groups()
+    is_key = name in primary or "PRIMARY KEY" in rest
+    default = re.search(r"DEFAULT ('[^']*'|\S+)", rest)
+    other = re.search(r"REFERENCES public\.(\w+)", rest)
+    keys = [*(["primary"] if is_key else []), *([f"foreign (`{other[1]}`)"] if other else [])]
+    generated_value = "generated" if "GENERATED" in rest else _NONE
+    return name, (
+        kind,
+        "no" if is_key or "NOT NULL" in rest else "yes",
+        f"`{default[1]}`" if default else generated_value,
+        ", ".join(keys),
+    )
+
+
+def _table_of(name: str) -> Block:
+    def write(before: Rows) -> Iterator[str]:
+        rows = [(f"`{column}`", *cells, _kept(before, column)) for column, cells in _columns()[name].items()]
+        return _table(("column", "type", "null", "default", "key", "meaning"), rows)
+
+    return write
+
+
 #: Page to the metrics that it describes.
 METRICS: Final[Mapping[str, Callable[[], StageMetrics]]] = {
     "docs/metrics.md": _worker_metrics,
@@ -383,6 +430,7 @@ BLOCKS: Final[Mapping[tuple[str, str], Block]] = {
     },
     ("docs/retrieval.md", "profiles"): _profiles,
     ("docs/retrieval.md", "profile-keys"): _profile_keys,
+    **{("docs/tables.md", table): _table_of(table) for table in _columns()},
     **{("docs/python.md", module): _python(module) for module in MODULES},
 }
 PAGES: Final = sorted({page for page, _ in BLOCKS})

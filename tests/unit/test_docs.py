@@ -60,33 +60,6 @@ def test_every_command_has_a_row_and_every_row_a_command() -> None:
     assert first_cells("commands.md", "Commands") == set(leaves(commands))
 
 
-def columns() -> dict[str, dict[str, str]]:
-    """Table to column to type, from the reference schema."""
-    sql = "\n".join(
-        (ROOT / "schemas/postgres" / name).read_text(encoding="utf-8")
-        for name in ("001_tables.sql", "002_derived.sql")
-    )
-    tables: dict[str, dict[str, str]] = {}
-    column = r"^ +(?:ADD COLUMN IF NOT EXISTS )?([a-z_]+) (uuid\[\]|text\[\]|double precision|vector\(768\)|[a-z]+)"
-    for table, body in re.findall(r"CREATE TABLE IF NOT EXISTS public\.(\w+) \((.*?)\n\);", sql, re.DOTALL):
-        tables[table] = dict(re.findall(column, body, re.MULTILINE))
-    for table, name, kind in re.findall(
-        r"ALTER TABLE public\.(\w+) ADD COLUMN IF NOT EXISTS (\w+) (\w+)", sql
-    ):
-        tables[table].setdefault(name, kind)
-    return tables
-
-
-def test_every_table_and_column_is_documented_with_its_type() -> None:
-    page = (ROOT / "docs/tables.md").read_text(encoding="utf-8")
-    documented = {
-        heading: dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
-        for heading, _, section in (part.partition("\n") for part in page.split("\n## ")[1:])
-    }
-    assert documented == columns()
-    assert set(documented["document_chunks"]) > {"embedding", "access_set_id", "related_topic_ids"}
-
-
 def test_every_field_of_the_status_has_a_row() -> None:
     text = (ROOT / "docs/running.md").read_text(encoding="utf-8")
     rows = [
