@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Final
 
 import click
@@ -36,12 +37,15 @@ from tests.python_reference import MODULES, Entry, entries
 from tests.reference import BLOCKS, METRICS, PAGES, ROOT, blocks_of, cells_of, generated, label_values
 from tests.setting_readers import readers
 
-_SKIPPED: Final = {"build", "dist", "node_modules"}
-MARKDOWN: Final = sorted(
+FOLDERS: Final = [
     path
-    for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part in _SKIPPED for part in path.relative_to(ROOT).parts)
-)
+    for path in sorted(ROOT.iterdir())
+    if path.is_dir() and not path.name.startswith(".") and path.name not in {"build", "dist"}
+]
+MARKDOWN: Final = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for folder in FOLDERS for page in sorted(folder.rglob("*.md"))),
+]
 _BLOCK: Final = re.compile(r"(?ms)^ *```[^\n]*\n(.*?)^ *```$")
 KINDS: Final = (Settings, EmbeddingSettings, EmbedderSettings, IngestionSettings)
 SETTINGS: Final = {
@@ -231,11 +235,16 @@ def test_every_recorded_series_has_a_row_and_every_row_a_series() -> None:
 # Logs
 
 
+@cache
+def modules() -> list[ast.Module]:
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "streams").rglob("*.py")]
+
+
 def logged() -> dict[str, tuple[str, set[str], set[str]]]:
     """The lines with fields: message to level, fields, and the values that a field can have."""
     found: dict[str, tuple[str, set[str], set[str]]] = {}
-    for path in (ROOT / "streams").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in modules():
+        for node in ast.walk(module):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
                 extra = [keyword.value for keyword in node.keywords if keyword.arg == "extra"]
                 if extra and isinstance(extra[0], ast.Dict):
@@ -262,8 +271,8 @@ def keys_of(extra: ast.Dict) -> Iterator[str]:
 
 def keys_returned(function: str) -> Iterator[str]:
     """Of the dictionaries that functions of this name return."""
-    for path in (ROOT / "streams").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in modules():
+        for node in ast.walk(module):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
                 for each in ast.walk(node):
                     if isinstance(each, ast.Return) and isinstance(each.value, ast.Dict):
@@ -556,7 +565,7 @@ _DELETED: Final[Mapping[str, set[str]]] = {
 @each_page()
 def test_every_file_and_module_that_a_page_names_exists(page: str) -> None:
     text = text_of(page)
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir()} - _SKIPPED
+    folders = {path.name for path in FOLDERS}
     missing = {
         code
         for code in code_in(text)
