@@ -1,7 +1,6 @@
 """The environment: what it means, what stops the start, and what never gets into a message."""
 
 import pickle
-import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from streams.configured import result_contract
 from streams.settings import (
-    EmbedderSettings,
     EmbeddingSettings,
     IngestionSettings,
     Settings,
@@ -26,7 +24,6 @@ from streams.settings import (
     secret_names,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
 SECRET = "canary-5e0f"
 DSN = f"postgresql://worker:{SECRET}@db.example.org:5432/retrieval"
 
@@ -378,14 +375,6 @@ def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert Settings().anabranch_concurrency == 8
 
 
-def test_every_setting_is_in_the_table_and_no_other() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([A-Z_]+)`", text, flags=re.MULTILINE)
-    # The embedding stage's are on a page of their own.
-    others = environment_names(IngestionSettings) - environment_names(EmbeddingSettings)
-    assert sorted(rows) == sorted(environment_names() | others)
-
-
 # Names that resemble settings, beside other software's with the same prefixes
 
 
@@ -534,16 +523,6 @@ def test_the_stage_s_keys_are_secrets(tmp_path: Path) -> None:
     for name in secrets:
         assert getattr(settings, name.lower()).get_secret_value() == SECRET
     assert SECRET not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
-
-
-def test_every_setting_of_the_stage_is_in_its_table_and_no_other() -> None:
-    text = PAGE.with_name("embedding.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| `([A-Z_]+)`(?: (\*))? \|", text.split("\n## Settings\n")[1].split("\n## ")[0], re.MULTILINE
-    )
-    own = environment_names(EmbeddingSettings) | environment_names(EmbedderSettings)
-    assert sorted(name for name, _ in rows) == sorted(own)
-    assert {name for name, secret in rows if secret} == secret_names(EmbeddingSettings)
 
 
 def test_the_embedder_stands_before_the_workers() -> None:
