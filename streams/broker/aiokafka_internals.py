@@ -173,7 +173,7 @@ def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
-class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
     errno = 87
     message = "INVALID_RECORD"
     description = "The broker rejects a record, for example one without a key for a compacted topic."
@@ -185,7 +185,7 @@ def name_invalid_records() -> None:
 
     aiokafka raises UnknownError for it, as for a problem of the broker, which a retry may cure.
     """
-    kafka_errors.setdefault(_InvalidRecordError.errno, _InvalidRecordError)
+    kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
 
 
 def replace_fetched_records(fetched_records: FetchedRecords) -> None:

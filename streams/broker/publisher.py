@@ -23,7 +23,7 @@ from mode import Service
 from tenacity import RetryCallState, wait_random_exponential
 
 from streams.broker.aiokafka_internals import name_invalid_records, sender_task
-from streams.broker.clients import new_producer
+from streams.broker.clients import MAX_BATCH_BYTES, new_producer
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
 from streams.core.replies import ReplyRefused, ReplyTarget
@@ -270,7 +270,11 @@ async def _send_reply(
             target.topic, value=value, key=key, partition=target.partition, headers=list(headers)
         )
     except BrokerResponseError as error:
-        if error.retriable or isinstance(error, TopicAuthorizationFailedError):
+        if (
+            error.retriable
+            or isinstance(error, TopicAuthorizationFailedError)
+            or len(value) > MAX_BATCH_BYTES
+        ):
             raise
         # A broker rejects a whole batch, perhaps because of another caller's record.
         await _send_alone(producer, target, key, value, headers)

@@ -196,7 +196,7 @@ async def test_a_reply_that_the_topic_rejects_holds_no_event(
     assert warnings == {event_id: ["reply_rejected"] for event_id in keyless}
     samples = await worker.scrape()
     assert samples.nonzero("anabranch_replies_total") == {("answered",): 40, ("reply_rejected",): 23}
-    assert "rejects a reply" in worker.log
+    assert f"{channel.replies} rejects a reply: InvalidRecordError" in worker.log
     assert "Kafka unreachable" not in worker.log
     async with asyncio.timeout(30):
         while (await worker.scrape()).nonzero("anabranch_consumer_lag"):
