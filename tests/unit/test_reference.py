@@ -396,7 +396,7 @@ def test_the_client_s_page_has_every_error_and_what_raises_it() -> None:
     errors = {
         entry.name for entry in entries("streams.client") if "Error)" in entry.signature.splitlines()[0]
     }
-    rows = client_table("error | of | cause")
+    rows = client_table("error | raised by | cause")
     assert rows.keys() == errors
     for error, row in rows.items():
         expected = {"retrieve", "publish", "results"} if row[1] == "all" else set(code_in(row[1]))
