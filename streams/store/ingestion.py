@@ -47,8 +47,8 @@ _CONNECTION_ERRORS: Final = (
     asyncpg.InternalClientError,
 )
 _CLOSE_SECONDS: Final = 5.0
-# asyncpg sends rows in buffers of 512 KiB. If it has to wait between two of them and the connection is lost meanwhile, it
-# waits indefinitely, or logs its error besides raising another.
+# asyncpg sends rows in buffers of 512 KiB. If it has to wait between two of them and the connection is lost meanwhile,
+# it waits indefinitely, or logs the error and raises another.
 _COPY_BYTES: Final = 400_000
 # SQLSTATE classes of errors that are due to the data: data exception, constraint, triggered data change, check option,
 # program limit (a value is too long for an index), raised by a back end's own trigger.
@@ -344,7 +344,7 @@ class DocumentStore:
 
 @asynccontextmanager
 async def _transaction(connection: "asyncpg.Connection[asyncpg.Record]") -> AsyncIterator[None]:
-    """A transaction that raises the first error: asyncpg's own raises that of the rollback if the connection is lost."""
+    """A transaction that raises the first error. If the connection is lost, asyncpg's raises the rollback's instead."""
     # READ COMMITTED, whatever the default: the triggers need it.
     transaction = connection.transaction(isolation="read_committed")
     try:

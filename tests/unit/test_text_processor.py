@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
@@ -200,6 +200,26 @@ async def test_the_event_has_the_oldest_version_that_can_express_it(
     assert (await embedded(bench, question(**changes))).schema_version == version
 
 
+async def test_a_question_is_finished_when_its_query_event_is_acknowledged() -> None:
+    bench = Bench()
+    publishing, acknowledged = asyncio.Event(), asyncio.Event()
+
+    async def publish(*_: object) -> None:
+        publishing.set()
+        await acknowledged.wait()
+
+    bench.processor._publish = publish
+    handling = asyncio.create_task(bench.handle(question()))
+    async with asyncio.timeout(5):
+        await publishing.wait()
+    await asyncio.sleep(0.02)
+    assert not handling.done()
+    assert bench.count("anabranch_events_total", outcome="answered") == 0
+    acknowledged.set()
+    await handling
+    assert bench.count("anabranch_events_total", outcome="answered") == 1
+
+
 async def test_a_truncated_text_is_a_warning() -> None:
     bench = Bench()
     query = await embedded(bench, question(text="x" * 2000))
@@ -323,6 +343,36 @@ async def test_an_unexpected_error_is_dead_lettered_with_its_stage(caplog: pytes
     sent = await dead(bench, question(), "internal_error")
     assert sent.header("__connect.errors.stage") == "compose"
     shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+async def test_a_question_that_expires_before_the_provider_has_been_checked_is_not_embedded() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=0.5)
+    bench, record = Bench(), question(expires_at=expiry.isoformat())
+    handling = asyncio.create_task(bench.processor.handle(record))
+    await after(expiry)
+    await bench.health.check()
+    async with asyncio.timeout(5):
+        await handling
+    (sent,) = bench.broker.sent
+    assert (sent.topic, sent.header("anabranch.error.code")) == ("dead", "expired")
+    assert bench.provider.texts == []
+
+
+async def test_a_question_that_expires_in_an_outage_is_not_embedded_again() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=1.5)
+
+    class Failing(Scripted):
+        async def embed(self, texts: Sequence[str], *, dimensions: int | None = None) -> Embedded:
+            await after(expiry)
+            return await super().embed(texts, dimensions=dimensions)
+
+    bench = Bench(Failing(ProviderUnavailable("away")))
+    await dead(bench, question(expires_at=expiry.isoformat()), "expired")
+    assert bench.provider.texts == [CANARY]
+
+
+async def after(instant: datetime) -> None:
+    await asyncio.sleep(max(0.0, (instant - datetime.now(UTC)).total_seconds()) + 0.01)
 
 
 async def test_nothing_is_embedded_before_the_provider_has_been_checked(
