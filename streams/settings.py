@@ -550,8 +550,10 @@ def _load(kind: type[_Kind], environment: Mapping[str, str] | None) -> _Kind:
             raise SettingsError(f"{name} and {name}_FILE are both set; unset one of them")
         try:
             content = Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{name}_FILE cannot be read: {type(error).__name__}") from None
+        except OSError as error:
+            raise SettingsError(f"{name}_FILE cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"{name}_FILE is not UTF-8 text") from None
         if content:
             values[name.lower()] = content
     try:

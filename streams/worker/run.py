@@ -33,8 +33,9 @@ def _check_port(address: IPv4Address | IPv6Address, port: int) -> None:
             probe.bind((str(address), port))
         except OSError as error:
             setting = "BIND_ADDRESS" if error.errno == errno.EADDRNOTAVAIL else "PORT"
+            remedy = "; set it to another port" if error.errno == errno.EADDRINUSE else ""
             raise SettingsError(
-                f"ANABRANCH_WEB_{setting}: cannot bind port {port} on {address}: {error.strerror}"
+                f"ANABRANCH_WEB_{setting}: cannot bind port {port} on {address}: {error.strerror}{remedy}"
             ) from None
 
 

@@ -204,6 +204,18 @@ WRONG: dict[str, tuple[dict[str, str], list[str], int, str]] = {
         2,
         f"{DSN}: the port must be between 1 and 65535",
     ),
+    "no server": (
+        {DSN: "postgresql://me:12Secret@127.0.0.1:1/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (connection refused); check {DSN}, and that the server is running",
+    ),
+    "an unknown host": (
+        {DSN: "postgresql://me:12Secret@db.invalid/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (the host name cannot be resolved); check {DSN}, and that the server is running",
+    ),
     "a provider without a model": (
         {"ANABRANCH_EMBEDDING_PROVIDER": "cohere"},
         [],
