@@ -204,6 +204,18 @@ WRONG: dict[str, tuple[dict[str, str], list[str], int, str]] = {
         2,
         f"{DSN}: the port must be between 1 and 65535",
     ),
+    "no server": (
+        {DSN: "postgresql://me:12Secret@127.0.0.1:1/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (connection refused); check {DSN}, and that the server is running",
+    ),
+    "an unknown host": (
+        {DSN: "postgresql://me:12Secret@db.invalid/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (the host name cannot be resolved); check {DSN}, and that the server is running",
+    ),
     "a provider without a model": (
         {"ANABRANCH_EMBEDDING_PROVIDER": "cohere"},
         [],
@@ -475,6 +487,26 @@ async def test_an_interrupted_run_leaves_whole_documents_and_can_be_repeated(
     assert await found_in(database) == complete
 
 
+async def test_ctrl_c_ends_a_run_that_waits_for_a_pipe(database: Database) -> None:
+    process = start(database, "-")
+    assert process.stdin is not None
+    assert process.stderr is not None
+    try:
+        # Once the first batch is written, the rest has been read.
+        lines = (as_line(document(number)) for number in range(1, 510))
+        await asyncio.to_thread(process.stdin.write, b"".join(lines))
+        await asyncio.to_thread(process.stdin.flush)
+        async with connected(database.owner) as owner:
+            await more_documents(owner, 0, process)
+        process.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(process.wait, timeout=60)
+        err = await asyncio.to_thread(process.stderr.read)
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+    assert (code, err) == (130, b"anabranch ingest: interrupted; to continue, run the same command again\n")
+
+
 @pytest.mark.slow
 async def test_a_lost_connection_is_one_line_and_the_next_run_continues(
     database: Database, tmp_path: Path
@@ -491,8 +523,9 @@ async def test_a_lost_connection_is_one_line_and_the_next_run_continues(
         )
     out, err = await asyncio.to_thread(process.communicate, timeout=30)
     assert (process.returncode, out) == (1, b"")
-    assert err.startswith(b"anabranch ingest: PostgreSQL: ")
-    assert err.count(b"\n") == 1
+    # Lost during a statement, or between two of them.
+    cause = rb"ConnectionDoesNotExistError: .*|InterfaceError: connection is closed"
+    assert re.fullmatch(rb"anabranch ingest: PostgreSQL: (%b)\n" % cause, err), err
     assert_whole(await found_in(database), complete)
     assert (await ingest(database, lines)).code == 0
     assert await found_in(database) == complete
