@@ -366,7 +366,18 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     Raises:
         SettingsError: the message is one line that names every invalid setting.
     """
-    return _load(Settings, environment)
+    environment = os.environ if environment is None else environment
+    settings = _load(Settings, environment)
+    # The stage's other settings may be invalid: they are not the worker's.
+    fields = EmbedderSettings.model_fields
+    _check_reply_topics(
+        settings,
+        [
+            environment.get(name.upper()) or fields[name].default
+            for name in ("anabranch_text_topic", "anabranch_text_dead_letter_topic")
+        ],
+    )
+    return settings
 
 
 def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Settings, EmbedderSettings]:
@@ -394,10 +405,7 @@ def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Setting
             "ANABRANCH_TEXT_TOPIC and ANABRANCH_TEXT_DEAD_LETTER_TOPIC must be different from each other and from"
             " ANABRANCH_INPUT_TOPIC, ANABRANCH_OUTPUT_TOPIC and ANABRANCH_DEAD_LETTER_TOPIC"
         )
-    if not topics.isdisjoint(worker.anabranch_reply_topics):
-        raise SettingsError(
-            "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
-        )
+    _check_reply_topics(worker, [own.anabranch_text_topic, own.anabranch_text_dead_letter_topic])
     if own.anabranch_embedder_group == worker.anabranch_consumer_group:
         raise SettingsError("ANABRANCH_EMBEDDER_GROUP must be different from ANABRANCH_CONSUMER_GROUP")
     stage = worker.model_copy(
@@ -409,6 +417,13 @@ def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Setting
         }
     )
     return stage, own
+
+
+def _check_reply_topics(settings: Settings, text_topics: Collection[str]) -> None:
+    if not {*text_topics}.isdisjoint(settings.anabranch_reply_topics):
+        raise SettingsError(
+            "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
+        )
 
 
 def load_embedding(environment: Mapping[str, str] | None = None) -> EmbeddingSettings:
@@ -536,8 +551,10 @@ def _load(kind: type[_Kind], environment: Mapping[str, str] | None) -> _Kind:
             raise SettingsError(f"{name} and {name}_FILE are both set; unset one of them")
         try:
             content = Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{name}_FILE cannot be read: {type(error).__name__}") from None
+        except OSError as error:
+            raise SettingsError(f"{name}_FILE cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"{name}_FILE is not UTF-8 text") from None
         if content:
             values[name.lower()] = content
     try:

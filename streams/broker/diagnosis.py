@@ -23,6 +23,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from streams.broker.connection import BrokerConnection
 from streams.certificates import CertificateProblem, certificate_problem
+from streams.network_errors import connection_problem
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -183,7 +184,7 @@ class _BrokerProbe:
         return Diagnosis(
             self._server,
             refused=False,
-            detail=f"cannot connect ({type(error).__name__})",
+            detail=f"cannot connect ({connection_problem(error)})",
             remedy="check KAFKA_BOOTSTRAP_SERVERS, and that the broker is running",
         )
 

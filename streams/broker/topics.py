@@ -7,7 +7,7 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError, for_code
 
 from streams.broker.clients import running_admin
 
@@ -16,6 +16,7 @@ __all__ = [
     "Difference",
     "MissingTopics",
     "TopicFinding",
+    "TopicNotCreated",
     "TopicSpec",
     "check_topics",
     "create_topics",
@@ -48,6 +49,25 @@ class MissingTopics(Exception):
             f"missing topic{'s' if several else ''}: {', '.join(self.topics)};"
             f" run `anabranch topics{' --texts' if texts else ''}` to create {'them' if several else 'it'}"
         )
+
+
+class TopicNotCreated(Exception):
+    """The broker does not create a topic; the message is one line with the reason.
+
+    Args:
+        topic: its name.
+        code: the broker's error code.
+        reason: the broker's own words, if it has any.
+    """
+
+    def __init__(self, topic: str, code: int, reason: str | None) -> None:
+        error = for_code(code)
+        remedy = (
+            "; --replication-factor can be at most the number of brokers"
+            if error is InvalidReplicationFactorError
+            else ""
+        )
+        super().__init__(f"cannot create {topic}: {(reason or error.__name__).rstrip('.')}{remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +174,7 @@ async def create_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list
     """Create missing topics and inspect all of them. Never changes existing topics.
 
     Raises:
+        TopicNotCreated: the broker rejects a topic.
         KafkaError: the broker is unreachable or rejects the request.
     """
     async with running_admin(options) as client:
@@ -167,9 +188,9 @@ async def create_topics(options: dict[str, Any], specs: list[TopicSpec]) -> list
                     )
                 ]
             )
-            for _, code, *_ in response.topic_errors:
+            for _, code, *reason in response.topic_errors:
                 if code and for_code(code) is not TopicAlreadyExistsError:
-                    raise for_code(code)(f"cannot create {spec.name}")
+                    raise TopicNotCreated(spec.name, code, reason[0] if reason else None)
             created.add(spec.name)
         return [await _inspect_topic(client, spec, created=spec.name in created) for spec in specs]
 

@@ -16,6 +16,7 @@ from streams.broker.compression import CODECS, MISSING_CODECS, MISSING_CODECS_RE
 from streams.broker.diagnosis import diagnose
 from streams.broker.topics import DEAD_LETTER_MARGIN_BYTES, check_topics
 from streams.configured import broker_connection, load_profiles, open_codec, required_topics, result_contract
+from streams.network_errors import connection_problem
 from streams.settings import Settings
 from streams.store.catalog import Connection
 from streams.store.connect_errors import explain
@@ -31,6 +32,7 @@ __all__ = ["CheckReport", "as_json", "examine", "show"]
 # The most severe first.
 _STYLES: Final = {"refused": "bold red", "unready": "red", "warning": "yellow"}
 _CONNECT_SECONDS = 10.0
+_CORRECT_DSN = "correct DATABASE_CONNECTION_STRING"
 _STORE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 # The smallest event has about 4 KB; whatever the topic's limit is, dead letters need more room than that.
 _SMALLEST_TOPIC_BYTES = 16 * 1024
@@ -98,7 +100,8 @@ def _lines(report: CheckReport) -> Iterator[Text]:
     for finding in sorted(faults, key=lambda finding: levels.index(finding.level)):
         style = _STYLES[finding.level]
         yield Text.assemble((f"{finding.level:<8}", style), f" {finding.check}: {finding.detail}")
-        yield Text(f"{'':8} remedy: {finding.remedy}")
+        if finding.remedy:  # none where the fault says what to write
+            yield Text(f"{'':8} remedy: {finding.remedy}")
     if faults:
         yield Text()
     failed = {finding.check for finding in faults}
@@ -140,10 +143,10 @@ async def _store(settings: Settings) -> _Examined:
         if (refused := explain(error)) is not None:
             detail, _, remedy = str(refused).partition("; ")
             level: Level = "refused" if refused.before_connect else "unready"
-            return [Finding("connection", level, detail, remedy)], []
+            return [Finding("connection", level, detail, remedy or _CORRECT_DSN)], []
         if not isinstance(error, _STORE_ERRORS):
             raise
-        detail = f"cannot connect to PostgreSQL as the worker ({type(error).__name__})"
+        detail = f"cannot connect to PostgreSQL as the worker ({connection_problem(error)})"
         remedy = "check DATABASE_CONNECTION_STRING, that the server is running, and the server's log"
         return [Finding("connection", "unready", detail, remedy)], []
     try:
@@ -197,10 +200,12 @@ async def _derived(settings: Settings) -> list[Finding]:
     except Exception as error:
         if (refused := explain(error, "DATABASE_ADMIN_CONNECTION_STRING")) is not None:
             detail, _, remedy = str(refused).partition("; ")
-            return [Finding("derived", "unready", detail, remedy)]
+            return [
+                Finding("derived", "unready", detail, remedy or "correct DATABASE_ADMIN_CONNECTION_STRING")
+            ]
         if not isinstance(error, _STORE_ERRORS):
             raise
-        detail = f"cannot connect to PostgreSQL as the owner ({type(error).__name__})"
+        detail = f"cannot connect to PostgreSQL as the owner ({connection_problem(error)})"
         return [Finding("derived", "unready", detail, "check DATABASE_ADMIN_CONNECTION_STRING")]
     try:
         return await _verified(connection)

@@ -2,22 +2,26 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from aiokafka.errors import KafkaError
 
 from streams.broker.diagnosis import diagnose
-from streams.broker.topics import MissingTopics
+from streams.broker.topics import MissingTopics, TopicNotCreated
 from streams.cli.errors import Failed
 from streams.configured import broker_connection
+from streams.network_errors import connection_problem
 from streams.settings import Settings
 from streams.store.connect_errors import explain
 
 __all__ = ["client_options", "run_on_kafka", "run_on_store", "silence_client_logs"]
 
 T = TypeVar("T")
+
+_UNREACHABLE: Final = (socket.gaierror, ConnectionRefusedError, FileNotFoundError)
 
 
 def client_options(settings: Settings) -> dict[str, Any]:
@@ -46,6 +50,8 @@ def run_on_kafka(work: Coroutine[Any, Any, T], settings: Settings, *, texts: boo
         return asyncio.run(work)
     except MissingTopics as error:
         raise Failed(str(MissingTopics(error.topics, texts=texts))) from None
+    except TopicNotCreated as error:
+        raise Failed(f"Kafka at {settings.kafka_bootstrap_servers}: {error}") from None
     except KafkaError as error:
         diagnosis = asyncio.run(diagnose(broker_connection(settings)))
         raise Failed(
@@ -71,4 +77,9 @@ def run_on_store(work: Coroutine[Any, Any, T], setting: str = "DATABASE_ADMIN_CO
             error, (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
         ):
             raise
+        if isinstance(error, _UNREACHABLE):
+            why = connection_problem(error)
+            raise Failed(
+                f"PostgreSQL: cannot connect ({why}); check {setting}, and that the server is running"
+            ) from None
         raise Failed(f"PostgreSQL: {type(error).__name__}: {error}") from None

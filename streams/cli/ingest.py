@@ -17,7 +17,7 @@ from streams.ingest import OpenEmbedder, Validated
 from streams.providers import make_embedder
 from streams.settings import EmbeddingSettings, IngestionSettings, load_embedding
 from streams.store.ingestion import Deleted, DocumentStore, Written, open_documents
-from streams.terminal import Console, echo, json_text
+from streams.terminal import Console, Text, echo, json_text
 
 __all__ = ["Mode", "Outcome", "as_json", "run", "show"]
 
@@ -56,11 +56,17 @@ class _Report:
 
     def rejected(self, number: int, error: DocumentError) -> None:
         self.rejections += 1
-        echo(f"line {number}: {error.code}: {error}", err=True)
+        self._print(f"line {number}: {error.code}: {error}")
 
     def truncated(self, number: int, chunk: int) -> None:
         self.truncations += 1
-        echo(f"line {number}: warning: only the beginning of chunks[{chunk}] was embedded", err=True)
+        self._print(f"line {number}: warning: only the beginning of chunks[{chunk}] was embedded")
+
+    def _print(self, line: str) -> None:
+        if self._bar.disable:
+            echo(line, err=True)
+        else:  # only the bar's console knows which line of the terminal the bar is on
+            self._bar.console.print(Text(line), soft_wrap=True)
 
 
 async def run(

@@ -288,11 +288,9 @@ class MetadataRange(ContractModel):
         return self
 
 
+# docs/development.md lists what else a filter needs.
 class Filters(ContractModel):
-    """Conditions on chunks and documents. ``None`` means no condition; all others must be met.
-
-    docs/development.md lists what else a filter needs.
-    """
+    """Conditions on chunks and documents. ``None`` means no condition; all others must be met."""
 
     section: Text | None = None
     source_url_prefix: Text | None = None

@@ -5,6 +5,7 @@ import re
 import asyncpg
 
 from streams.core.errors import SearchTimeout, StoreMisconfigured, StoreUnavailable, TransientError
+from streams.network_errors import connection_problem
 from streams.store.connect_errors import explain
 
 __all__ = ["translate"]
@@ -77,7 +78,7 @@ def translate(error: BaseException) -> TransientError | None:
         )
     if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)):
         # Connection refused, reset, unreachable or closed by the server.
-        return StoreUnavailable(f"PostgreSQL is unreachable ({type(error).__name__})")
+        return StoreUnavailable(f"PostgreSQL is unreachable ({connection_problem(error)})")
     return None
 
 

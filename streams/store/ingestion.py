@@ -120,10 +120,8 @@ async def open_documents(dsn: str, *, statement_cache_size: int = 100) -> AsyncI
                 raise IngestionError(
                     "the store has no column document_chunks.embedding of type vector; run `anabranch migrate`"
                 )
-            if missing := await connection.fetchval(_MISSING_PRIVILEGE):
-                raise IngestionError(
-                    f"the login of ingestion lacks a privilege; as the owner, run: {missing}"
-                )
+            if missing := await connection.fetchrow(_MISSING_PRIVILEGE):
+                raise IngestionError(f"{missing['what']}; as a superuser, run: {missing['remedy']}")
             await register_vector(connection, schema=await vector_schema(connection, for_sql=False))
         yield DocumentStore(connection, dimensions=row["dimensions"], storage=row["storage"])
     finally:
@@ -139,14 +137,26 @@ _EMBEDDING_COLUMN: Final = """
       AND t.typname = 'vector'
 """
 
-# With what grants it. The transactions use the rights of anabranch_writer alone.
+# With what grants it; no row if nothing is missing. The transactions use the rights of anabranch_writer alone. A worker
+# would refuse to start with a login that may write, so its login does not get the right.
 _MISSING_PRIVILEGE: Final = """
-    SELECT CASE
-      WHEN NOT pg_has_role(r.oid, 'MEMBER') THEN format('GRANT anabranch_writer TO %I;', current_user)
-      WHEN NOT has_database_privilege(r.oid, current_database(), 'TEMPORARY')
-      THEN format('GRANT TEMPORARY ON DATABASE %I TO anabranch_writer;', current_database())
-    END
-    FROM pg_roles r WHERE r.rolname = 'anabranch_writer'
+    SELECT c.what, c.remedy
+    FROM pg_roles w
+    CROSS JOIN LATERAL (VALUES
+      (1, NOT pg_has_role(w.oid, 'MEMBER')
+          AND EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'anabranch_reader' AND pg_has_role(r.oid, 'MEMBER')),
+       'this login is a worker''s, which must not write: ingestion needs a login of its own',
+       'CREATE ROLE anabranch_ingestion LOGIN PASSWORD ''…'' IN ROLE anabranch_writer;'),
+      (2, NOT pg_has_role(w.oid, 'MEMBER'),
+       'the login of ingestion lacks a privilege',
+       format('GRANT anabranch_writer TO %I;', current_user)),
+      (3, NOT has_database_privilege(w.oid, current_database(), 'TEMPORARY'),
+       'the login of ingestion lacks a privilege',
+       format('GRANT TEMPORARY ON DATABASE %I TO anabranch_writer;', current_database()))
+    ) AS c(position, missing, what, remedy)
+    WHERE w.rolname = 'anabranch_writer' AND c.missing
+    ORDER BY c.position
+    LIMIT 1
 """
 
 

@@ -36,6 +36,14 @@ async def test_all_are_probed_at_the_same_time(silent: list[str]) -> None:
     assert (found.server, found.refused) == (silent[0], False)
 
 
+async def test_an_unknown_host_is_reported_in_words() -> None:
+    found = await diagnose(connection_to("broker.invalid:9092"))
+    assert str(found) == (
+        "Kafka at broker.invalid:9092: cannot connect (the host name cannot be resolved); check"
+        " KAFKA_BOOTSTRAP_SERVERS, and that the broker is running"
+    )
+
+
 async def test_nothing_is_left_behind(silent: list[str]) -> None:
     before = asyncio.all_tasks()
     await diagnose(connection_to(*silent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import random
 import re
 import signal
@@ -50,7 +51,10 @@ class Ended:
         return {name: count for name, count in json.loads(self.out).items() if count}
 
 
-def start(database: Database, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+def start(
+    database: Database, *arguments: str, terminal: int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[bytes]:
+    """In a process of its own; its standard error may be a terminal."""
     return subprocess.Popen(
         [sys.executable, "-m", "streams", "ingest", *arguments],
         cwd=ROOT,
@@ -62,7 +66,7 @@ def start(database: Database, *arguments: str, **environment: str) -> subprocess
         },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=terminal,
     )
 
 
@@ -200,6 +204,18 @@ WRONG: dict[str, tuple[dict[str, str], list[str], int, str]] = {
         2,
         f"{DSN}: the port must be between 1 and 65535",
     ),
+    "no server": (
+        {DSN: "postgresql://me:12Secret@127.0.0.1:1/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (connection refused); check {DSN}, and that the server is running",
+    ),
+    "an unknown host": (
+        {DSN: "postgresql://me:12Secret@db.invalid/app"},
+        [],
+        1,
+        f"PostgreSQL: cannot connect (the host name cannot be resolved); check {DSN}, and that the server is running",
+    ),
     "a provider without a model": (
         {"ANABRANCH_EMBEDDING_PROVIDER": "cohere"},
         [],
@@ -334,6 +350,42 @@ async def test_a_text_that_cannot_be_embedded_rejects_only_its_document(
     ]
     assert "only the beginning of 1 chunks was embedded: they are too long for the model" in ended.out
     assert await texts_in(database) == ["c", "d", long]
+
+
+def until_closed(terminal: int) -> bytes:
+    """What is written to a terminal until nobody has it open."""
+    written = b""
+    while True:
+        try:
+            read = os.read(terminal, 65536)
+        except OSError:  # Linux reports the end so
+            return written
+        if not read:
+            return written
+        written += read
+
+
+async def test_on_a_terminal_each_rejected_line_begins_a_line(database: Database, tmp_path: Path) -> None:
+    """The progress bar is below it, not before it."""
+    file = tmp_path / "documents.jsonl"
+    file.write_bytes(b"".join([as_line(document(1, "a")), b"{\n", as_line(document(2, "b", title=7))]))
+    screen, terminal = pty.openpty()
+    try:
+        process = start(database, "--dry-run", str(file), TERM="xterm", COLUMNS="200", terminal=terminal)
+    finally:
+        os.close(terminal)
+    try:
+        shown = await asyncio.to_thread(until_closed, screen)
+    finally:
+        os.close(screen)
+    await asyncio.to_thread(process.communicate)
+    assert process.returncode == 1
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()))
+    assert any(line.startswith("validating ") for line in lines)
+    assert [line.split(":")[:2] for line in lines if "line " in line] == [
+        ["line 2", " undecodable"],
+        ["line 3", " invalid_document"],
+    ]
 
 
 async def test_a_provider_that_fails_stops_the_run_and_the_next_one_continues(

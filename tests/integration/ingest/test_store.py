@@ -19,7 +19,7 @@ from pgvector.asyncpg import register_vector
 
 from streams.core.documents import Batch, Chunk, Document, Line, Problem, batches
 from streams.store.ingestion import Deleted, DocumentStore, IngestionError, Written, open_documents
-from tests.conftest import SETTING, Database
+from tests.conftest import SETTING, Database, PostgresServer
 from tests.integration.access_oracle import (
     assert_derived_is_true,
     assert_derived_is_true_but_for_unused_sets,
@@ -365,9 +365,17 @@ async def test_rows_are_written_with_the_rights_of_anabranch_writer_alone(databa
         await write(store, Document(id=OTHER, title="allowed"))
 
 
-LACKS: Final = "the login of ingestion lacks a privilege; as the owner, run: "
+LACKS: Final = "the login of ingestion lacks a privilege; as a superuser, run: "
+OF_A_WORKER: Final = (
+    "this login is a worker's, which must not write: ingestion needs a login of its own; as a superuser, run:"
+    " CREATE ROLE anabranch_ingestion LOGIN PASSWORD '…' IN ROLE anabranch_writer;"
+)
 NOT_READY: Final = {
-    "the worker's role": ("", "worker", f"{LACKS}GRANT anabranch_writer TO worker;"),
+    "the worker's role": (
+        "",
+        "worker",
+        OF_A_WORKER,
+    ),
     "no temporary tables": (
         "REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC",
         "writer",
@@ -391,6 +399,14 @@ async def test_a_store_that_is_not_ready_is_reported(
         async with open_documents(getattr(database, role)):
             pass
     assert str(caught.value) == message.format(name=database.name)
+
+
+async def test_a_login_without_the_right_gets_it(postgres: PostgresServer, database: Database) -> None:
+    await execute(database.admin, "DROP ROLE IF EXISTS newcomer; CREATE ROLE newcomer LOGIN PASSWORD 'test'")
+    with pytest.raises(IngestionError) as caught:
+        async with open_documents(postgres.login("newcomer", database)):
+            pass
+    assert str(caught.value) == f"{LACKS}GRANT anabranch_writer TO newcomer;"
 
 
 async def test_metadata_arrives_as_it_is(database: Database) -> None:

@@ -197,6 +197,18 @@ async def test_records_that_fit_alone_fit_together(channel: Channel) -> None:
         await publisher.on_stop()
 
 
+async def test_more_replicas_than_brokers_are_refused_in_words(channel: Channel) -> None:
+    other = replace(channel, name=f"{channel.name}-by-hand")
+    done = anabranch("topics", "--replication-factor", "3", channel=other)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert f"cannot create {other.input}: " in line
+    assert line.endswith(
+        "only 1 broker(s) are registered; --replication-factor can be at most the number of brokers"
+    )
+    assert "Error" not in line
+
+
 async def test_topics_are_created_once_and_found_too_small(kafka: ApacheKafka, channel: Channel) -> None:
     other = replace(channel, name=f"{channel.name}-by-hand")
     options = ("topics", "--partitions", "5", "--max-event-bytes", "2000000")

@@ -256,7 +256,8 @@ async def test_what_is_wrong_is_reported_in_one_line(
                 assert done.stderr == ""
                 [found] = [each for each in json.loads(done.stdout) if each["check"] == "connection"]
                 assert found["level"] == ("unready" if waits else "refused")
-                line = "; ".join(filter(None, (found["detail"], found["remedy"])))
+                assert found["remedy"]
+                line = f"{found['detail']}; {found['remedy']}"
             else:
                 [line] = done.stderr.splitlines()
             assert reported.format(setting=setting) in line

@@ -59,6 +59,7 @@ async def test_a_port_that_is_taken(start_worker: Callable[..., Worker]) -> None
         assert await worker.ended(seconds=20) not in (0, None)
     assert len(worker.log.splitlines()) == 1, worker.log
     assert "ANABRANCH_WEB_PORT" in worker.log
+    assert "in use; set it to another port" in worker.log
 
 
 async def test_a_role_that_row_level_security_does_not_hold(
