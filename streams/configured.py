@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from pydantic import SecretStr
 
@@ -11,28 +10,12 @@ from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.broker.topics import TopicSpec, topic_specs
 from streams.core.messages import CONTRACT_VERSIONS, oldest_result_version
 from streams.core.profiles import BUILTIN_PROFILES, Profile, ProfileError, overlay
-from streams.embedding.calls import Calls
-from streams.embedding.cohere import COHERE_URL, CohereProvider, InputType
-from streams.embedding.embedder import Embedder
-from streams.embedding.local import LocalProvider, OnnxModel
-from streams.embedding.openai import OPENAI_URL, OpenAIProvider
-from streams.embedding.provider import Provider
-from streams.embedding.summarizers import (
-    GEMINI_URL,
-    Composer,
-    GeminiSummarizer,
-    OpenAISummarizer,
-    Summarizer,
-)
-from streams.settings import EmbeddingSettings, Settings, SettingsError
-from streams.tokens import count_tokens, first_tokens
+from streams.settings import Settings, SettingsError
 from streams.wire import BadWriterSchema, Codec
 
 __all__ = [
     "broker_connection",
     "load_profiles",
-    "make_composer",
-    "make_embedder",
     "open_codec",
     "required_topics",
     "result_contract",
@@ -137,76 +120,3 @@ def result_contract(settings: Settings) -> str:
             f" consumers of the results, then set it to {needed}"
         )
     return contract
-
-
-# What the sample's embeddings were computed with; a model with position embeddings takes no more than 512.
-_LOCAL_MAX_TOKENS = 256
-
-
-def make_embedder(settings: EmbeddingSettings, *, input_type: InputType = "search_query") -> Embedder:
-    """The embedder from the settings; entering it checks the provider.
-
-    Args:
-        settings: the settings.
-        input_type: whether it embeds questions or what is searched; matters for some providers.
-
-    Raises:
-        ProviderMisconfigured: the provider's package is not installed, or the local model is unusable.
-    """
-    max_tokens = settings.anabranch_embedding_max_tokens
-    is_local = settings.anabranch_embedding_provider == "local"
-    return Embedder(
-        _provider(settings, input_type),
-        dimensions=settings.anabranch_embedding_dimensions,
-        # A local model counts by its own tokenizer.
-        shorten=str if is_local or max_tokens is None else partial(first_tokens, limit=max_tokens),
-        batch_size=settings.anabranch_embedding_batch_size,
-        batch_wait_seconds=settings.anabranch_embedding_batch_wait_seconds,
-    )
-
-
-def _provider(settings: EmbeddingSettings, input_type: InputType) -> Provider:
-    model, url = settings.anabranch_embedding_model or "", settings.anabranch_embedding_base_url
-    key = settings.anabranch_embedding_api_key
-    calls = Calls(
-        timeout_seconds=settings.anabranch_embedding_timeout_seconds,
-        calls_per_minute=settings.anabranch_embedding_calls_per_minute,
-    )
-    if settings.anabranch_embedding_provider == "cohere" and key is not None:
-        return CohereProvider(
-            base_url=url or COHERE_URL, model=model, api_key=key, calls=calls, input_type=input_type
-        )
-    if settings.anabranch_embedding_provider == "local" and settings.anabranch_embedding_path is not None:
-        return LocalProvider(
-            OnnxModel(
-                settings.anabranch_embedding_path,
-                max_tokens=settings.anabranch_embedding_max_tokens or _LOCAL_MAX_TOKENS,
-                pooling=settings.anabranch_embedding_pooling,
-            )
-        )
-    return OpenAIProvider(base_url=url or OPENAI_URL, model=model, api_key=key, calls=calls)
-
-
-def make_composer(settings: EmbeddingSettings) -> Composer:
-    """What composes the texts to embed, from the settings.
-
-    Raises:
-        ProviderMisconfigured: the summarizer's package is not installed, or its address is not a URL.
-    """
-    return Composer(
-        _summarizer(settings),
-        timeout_seconds=settings.anabranch_embedding_summarizer_timeout_seconds,
-        count_tokens=count_tokens,
-        first_tokens=first_tokens,
-    )
-
-
-def _summarizer(settings: EmbeddingSettings) -> Summarizer | None:
-    model = settings.anabranch_embedding_summarizer_model or ""
-    url = settings.anabranch_embedding_summarizer_base_url
-    key = settings.anabranch_embedding_summarizer_api_key
-    if settings.anabranch_embedding_summarizer == "gemini" and key is not None:
-        return GeminiSummarizer(base_url=url or GEMINI_URL, model=model, api_key=key)
-    if settings.anabranch_embedding_summarizer == "openai":
-        return OpenAISummarizer(base_url=url or OPENAI_URL, model=model, api_key=key)
-    return None

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from streams.core.contract import DIMENSIONS, MAX_DIMENSIONS, ContractVersion
+
 __all__ = [
     "EmbedderSettings",
     "EmbeddingSettings",
@@ -177,12 +179,11 @@ class Settings(_FromMapping):
     # Exact searches that measure recall take at most this share of the searches' time; 0: none.
     anabranch_live_recall_share: float = Field(default=0.01, ge=0, le=1)
     anabranch_embedding_model: str | None = None
-    # pgvector indexes up to 4,000 dimensions in half precision.
-    anabranch_embedding_dimensions: int = Field(default=768, ge=1, le=4000)
+    anabranch_embedding_dimensions: int = Field(default=DIMENSIONS, ge=1, le=MAX_DIMENSIONS)
     anabranch_principals_setting: SettingName = "anabranch.principals"
     anabranch_schema_path: Path | None = None
     # Minor version of the results' contract. The default is the previous one, so that consumers upgrade first.
-    anabranch_result_contract: Literal["1.0.0", "1.1.0"] = "1.0.0"
+    anabranch_result_contract: ContractVersion = "1.0.0"
     anabranch_store_outage: Literal["block", "dead_letter"] = "block"
     anabranch_retry_attempts: int = Field(default=3, ge=1)
     anabranch_retry_base_seconds: float = Field(default=1.0, gt=0)
@@ -273,7 +274,7 @@ class EmbeddingSettings(_FromMapping):
     anabranch_embedding_provider: Literal["cohere", "openai", "local"] | None = None
     # As the provider calls it; becomes the events' `embedding_model`.
     anabranch_embedding_model: str | None = None
-    anabranch_embedding_dimensions: int = Field(default=768, ge=1, le=4000)
+    anabranch_embedding_dimensions: int = Field(default=DIMENSIONS, ge=1, le=MAX_DIMENSIONS)
     anabranch_embedding_api_key: SecretStr | None = None
     # None: Cohere's or OpenAI's own.
     anabranch_embedding_base_url: str | None = None

@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pydantic_core import to_json
 
-from streams.core.messages import INT32_MAX, INT32_MIN
+from streams.core.fields import INT32_MAX, INT32_MIN
 
 __all__ = ["SourceChunk", "document_id", "to_lines"]
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from streams.client import Client, ClientError, ConnectionFailed, InvalidEvent, RetrievalTimeout
-from streams.configured import make_embedder
 from streams.core.composition import UpstreamWarning
 from streams.core.embedding_errors import EmbeddingError
 from streams.core.errors import TransientError
 from streams.core.messages import Filters, RetrievalResult, query_hash
 from streams.core.warning_codes import WarningCode
 from streams.embedding.provider import Vectors
+from streams.providers import make_embedder
 from streams.result_view import explanation_table, facts, passages_table, reasons
 from streams.settings import Settings, load, load_embedder, load_embedding_if_set
 from streams.store.chunk_vector import ChunkNotFound, read_chunk_vector

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, Final, Literal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from streams import ingest as ingestion
-from streams.configured import make_embedder
 from streams.core.documents import DocumentError
 from streams.ingest import OpenEmbedder, Validated
+from streams.providers import make_embedder
 from streams.settings import EmbeddingSettings, IngestionSettings, load_embedding
 from streams.store.ingestion import Deleted, DocumentStore, Written, open_documents
 from streams.terminal import Console, Text, echo, json_text

@@ -26,7 +26,8 @@ from streams.core.messages import (
 from streams.rate_limiter import RateLimiter
 from streams.settings import Settings
 from streams.terminal import Console, echo
-from streams.wire import Codec, strict_json
+from streams.wire import Codec
+from streams.wire.json_lines import load_line, numbered
 
 __all__ = ["InvalidLine", "Line", "Published", "publish_events", "read_events", "read_texts"]
 
@@ -103,17 +104,13 @@ def _read(
     lines: Iterable[bytes], parse: Callable[[dict[str, Any]], _Event], version: str
 ) -> tuple[list[Line[_Event]], list[InvalidLine]]:
     valid, invalid = [], []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered(lines):
         try:
-            record = strict_json.loads(line)
+            record = load_line(line)
             missing = {"schema_version": version, "event_id": uuid4(), "occurred_at": datetime.now(UTC)}
             valid.append(Line(number, parse(missing | record), "occurred_at" in record))
         except TerminalError as error:
-            # The decoder's messages are about records, which may also be Avro.
-            reason = str(error).replace("neither Avro nor", "not")
-            invalid.append(InvalidLine(number, error.code, reason))
+            invalid.append(InvalidLine(number, error.code, str(error)))
     return valid, invalid
 
 

@@ -16,19 +16,19 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from streams.core.errors import ContractViolation
-from streams.core.messages import (
+from streams.core.fields import (
     FLOAT32_MAX,
-    _array,
-    _components,
-    _Count,
-    _Int32,
-    _Message,
-    _Number,
-    _numbers,
-    _rule_error,
-    _Text,
-    _text,
-    _Uuid,
+    ContractModel,
+    Count,
+    Int32,
+    Number,
+    Text,
+    Uuid,
+    as_array,
+    as_components,
+    check_numbers,
+    check_text,
+    rule_error,
 )
 
 __all__ = [
@@ -219,7 +219,7 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
     while pending:
         item = pending.pop()
         if type(item) is str:
-            _text(item)
+            check_text(item)
         elif type(item) is dict:
             pending.extend(item)
             pending.extend(item.values())
@@ -228,7 +228,7 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
         elif (type(item) is float and not math.isfinite(item)) or (
             type(item) is int and abs(item) >= _LONG_INTEGER
         ):
-            raise _rule_error("number", "contains a number that is too large")
+            raise rule_error("number", "contains a number that is too large")
     return value
 
 
@@ -236,46 +236,46 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
 _FIRST_ONLY: Final = Field(fail_fast=True)
 
 _Metadata = Annotated[dict[str, Any], AfterValidator(_storable)]
-_Embedding = Annotated[Any, PlainValidator(_components)]
-_Uuids = Annotated[tuple[_Uuid, ...], _FIRST_ONLY, BeforeValidator(_array)]
-_Principal = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)]
-_Coordinates = Annotated[dict[_Text, _Number], BeforeValidator(_numbers)]
+_Embedding = Annotated[Any, PlainValidator(as_components)]
+_Uuids = Annotated[tuple[Uuid, ...], _FIRST_ONLY, BeforeValidator(as_array)]
+_Principal = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(check_text)]
+_Coordinates = Annotated[dict[Text, Number], BeforeValidator(check_numbers)]
 
 
-class _IdLine(_Message):
-    id: _Uuid
+class _IdLine(ContractModel):
+    id: Uuid
 
 
-class _ChunkLine(_Message):
+class _ChunkLine(ContractModel):
     model_config = ConfigDict(extra="forbid")
 
-    id: _Uuid | None = None
-    text_content: _Text
+    id: Uuid | None = None
+    text_content: Text
     searchable: bool | None = None
     embedding: _Embedding | None = None
-    session_id: _Uuid | None = None
-    parent_chunk_id: _Uuid | None = None
+    session_id: Uuid | None = None
+    parent_chunk_id: Uuid | None = None
     related_topic_ids: _Uuids | None = None
-    chunk_type: _Text | None = None
-    chunk_position: _Int32 | None = None
-    token_count: _Count | None = None
-    page: _Int32 | None = None
-    section: _Text | None = None
+    chunk_type: Text | None = None
+    chunk_position: Int32 | None = None
+    token_count: Count | None = None
+    page: Int32 | None = None
+    section: Text | None = None
     coordinates: _Coordinates | None = None
     metadata: _Metadata | None = None
 
 
-class _DocumentLine(_Message):
+class _DocumentLine(ContractModel):
     model_config = ConfigDict(extra="forbid")
 
-    id: _Uuid
-    chunks: Annotated[tuple[_ChunkLine, ...], _FIRST_ONLY, BeforeValidator(_array)]
-    grants: Annotated[tuple[_Principal, ...], _FIRST_ONLY, BeforeValidator(_array)] | None = None
-    session_id: _Uuid | None = None
-    title: _Text | None = None
-    source_url: _Text | None = None
-    file_description: _Text | None = None
-    document_type: _Text | None = None
+    id: Uuid
+    chunks: Annotated[tuple[_ChunkLine, ...], _FIRST_ONLY, BeforeValidator(as_array)]
+    grants: Annotated[tuple[_Principal, ...], _FIRST_ONLY, BeforeValidator(as_array)] | None = None
+    session_id: Uuid | None = None
+    title: Text | None = None
+    source_url: Text | None = None
+    file_description: Text | None = None
+    document_type: Text | None = None
     metadata: _Metadata | None = None
 
 

@@ -15,16 +15,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from hashlib import sha256
 from itertools import chain
-from typing import Annotated, Any, Final, Literal, LiteralString, Self, cast
+from typing import Annotated, Final, Literal, Self, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     FailFast,
     Field,
     PlainSerializer,
@@ -33,25 +31,40 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from streams.core.composition import Message, Question
+from streams.core.contract import CONTRACT_VERSIONS, DIMENSIONS, MAX_DIMENSIONS, ContractVersion
 from streams.core.errors import (
-    ContractViolation,
     DimensionMismatch,
     NonFiniteEmbedding,
     TopicWithoutSession,
     UnsupportedVersion,
     ZeroEmbedding,
 )
+from streams.core.fields import (
+    FLOAT32_MAX,
+    INT32_MAX,
+    INT32_MIN,
+    UUID_PATTERN,
+    ContractModel,
+    Count,
+    Int32,
+    Number,
+    Text,
+    Uuid,
+    as_array,
+    as_components,
+    as_integer,
+    as_number,
+    check_numbers,
+    check_text,
+    rule_error,
+)
 from streams.core.selection import Scope
 
 __all__ = [
     "CONTRACT_VERSIONS",
     "DIMENSIONS",
-    "FLOAT32_MAX",
-    "INT32_MAX",
-    "INT32_MIN",
     "MAX_DIMENSIONS",
     "MAX_PRINCIPALS",
     "QUERY_TEXT_VERSION",
@@ -74,19 +87,11 @@ __all__ = [
     "result_id",
 ]
 
-#: The minor versions of query events and results, oldest first. Both contracts have the same ones.
-CONTRACT_VERSIONS: Final = ("1.0.0", "1.1.0")
 SCHEMA_VERSION: Final = CONTRACT_VERSIONS[-1]
 #: The version of the contract of questions in words.
 QUERY_TEXT_VERSION: Final = "1.0.0"
-#: The number of components that 1.0.0 knows, and the default of a deployment.
-DIMENSIONS: Final = 768
-MAX_DIMENSIONS: Final = 4000
 RESULT_NAMESPACE: Final = NAMESPACE_URL
-FLOAT32_MAX: Final = 3.4028234663852886e38
 _SMALLEST_NORMAL: Final = 2.0**-126
-INT32_MIN: Final = -(2**31)
-INT32_MAX: Final = 2**31 - 1
 MAX_PRINCIPALS: Final = 64
 _MAX_VALUES: Final = 64
 _MAX_UPSTREAM_WARNINGS: Final = 16
@@ -98,7 +103,6 @@ _MAX_ROLE: Final = 64
 
 # The contracts' own patterns, character for character (a test compares them). They are used with fullmatch, because
 # Python's $ also matches before a final newline.
-_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
 _VERSION = re.compile(r"^1\.(?:0|[1-9][0-9]*)\.(?:0|[1-9][0-9]*)$")
 _HASH = re.compile(r"^[0-9a-fA-F]{64}$")
 _WARNING = re.compile(r"^[a-z][a-z0-9_]*$")
@@ -118,22 +122,6 @@ def result_id(event_id: UUID) -> UUID:
     return uuid5(RESULT_NAMESPACE, f"urn:anabranch:result:{event_id}")
 
 
-def _rule_error(code: LiteralString, rule: LiteralString) -> PydanticCustomError:
-    # A literal without placeholders, so that the offending value cannot get into the message.
-    return PydanticCustomError(code, rule)
-
-
-def _text(value: str) -> str:
-    if "\0" in value:
-        raise _rule_error("nul", "contains U+0000")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise _rule_error("surrogate", "contains an unpaired surrogate") from None
-    return value
-
-
 def _version(value: object) -> object:
     if isinstance(value, str):
         # This exception makes pydantic stop at once. schema_version is the first field, so this error takes
@@ -141,16 +129,8 @@ def _version(value: object) -> object:
         if _OTHER_MAJOR.fullmatch(value):
             raise UnsupportedVersion("schema_version has an unsupported major version; supported is 1.x.y")
         if not _VERSION.fullmatch(value):
-            raise _rule_error("version", "is not a version of the form 1.x.y")
+            raise rule_error("version", "is not a version of the form 1.x.y")
     return value
-
-
-def _uuid(value: object) -> object:
-    if isinstance(value, str) and _UUID.fullmatch(value):
-        return UUID(value)
-    if isinstance(value, UUID):
-        return value
-    raise _rule_error("uuid", "is not a UUID")
 
 
 def _instant(value: object) -> object:
@@ -160,7 +140,7 @@ def _instant(value: object) -> object:
             try:
                 return value.astimezone(UTC)
             except OverflowError:
-                raise _rule_error("instant", "is outside the years 0001 to 9999 in UTC") from None
+                raise rule_error("instant", "is outside the years 0001 to 9999 in UTC") from None
     elif isinstance(value, str) and _INSTANT.fullmatch(value) and not _INVALID_INSTANT.search(value):
         zone, end = UTC, -1
         if value[-1] not in "Zz":
@@ -175,57 +155,36 @@ def _instant(value: object) -> object:
             )  # fmt: skip
             return local.astimezone(UTC)
         except (ValueError, OverflowError):
-            raise _rule_error("instant", "is not a calendar date") from None
-    raise _rule_error("instant", "is not an RFC 3339 date-time with an offset")
-
-
-def _integer(value: object) -> object:
-    # In draft-07, 10.0 is an integer and True is not.
-    if type(value) is float and value.is_integer():
-        return int(value)
-    return value
+            raise rule_error("instant", "is not a calendar date") from None
+    raise rule_error("instant", "is not an RFC 3339 date-time with an offset")
 
 
 def _clamped(value: object) -> object:
-    value = _integer(value)
+    value = as_integer(value)
     if type(value) is int:
         return max(INT32_MIN, min(INT32_MAX, value))
     return value
 
 
-def _number(value: object) -> object:
-    # Also keeps a huge integer from overflowing float(): the bounds are checked on the result.
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    return value
-
-
-def _array(value: object) -> object:
-    return tuple(value) if type(value) is list else value
-
-
 def _principals(value: object) -> object:
     # Checked before the items: a million invalid items would be a million errors.
-    value = _array(value)
+    value = as_array(value)
     if type(value) is tuple and len(value) > MAX_PRINCIPALS:
-        raise _rule_error("many", "has too many items")
+        raise rule_error("many", "has too many items")
     return value
 
 
 def _conversation(value: object) -> object:
-    value = _array(value)
+    value = as_array(value)
     if type(value) is tuple and len(value) > _MAX_MESSAGES:
-        raise _rule_error("many", "has too many items")
+        raise rule_error("many", "has too many items")
     return value
 
 
 def _upstream_warnings(value: object) -> object:
-    value = _array(value)
+    value = as_array(value)
     if type(value) is tuple and len(value) > _MAX_UPSTREAM_WARNINGS:
-        raise _rule_error("many", "has too many items")
+        raise rule_error("many", "has too many items")
     return value
 
 
@@ -234,8 +193,8 @@ def _map(value: object) -> object:
     if type(value) is dict:
         for text in chain(value, value.values()):
             if type(text) is not str:
-                raise _rule_error("string", "contains a non-string value")
-            _text(text)
+                raise rule_error("string", "contains a non-string value")
+            check_text(text)
     return value
 
 
@@ -246,16 +205,16 @@ def _values(value: object) -> object:
     copied = {}
     for key, texts in value.items():
         if type(key) is not str:
-            raise _rule_error("string", "contains a non-string key")
-        _text(key)
+            raise rule_error("string", "contains a non-string key")
+        check_text(key)
         if type(texts) is not list and type(texts) is not tuple:
-            raise _rule_error("array", "contains a value that is not an array")
+            raise rule_error("array", "contains a value that is not an array")
         if not 1 <= len(texts) <= _MAX_VALUES:
-            raise _rule_error("many", "contains an array that does not have 1 to 64 items")
+            raise rule_error("many", "contains an array that does not have 1 to 64 items")
         for text in texts:
             if type(text) is not str:
-                raise _rule_error("string", "contains a non-string value")
-            _text(text)
+                raise rule_error("string", "contains a non-string value")
+            check_text(text)
         copied[key] = tuple(texts)
     return copied
 
@@ -267,68 +226,37 @@ def _ranges(value: object) -> object:
     copied = {}
     for key, bounds in value.items():
         if type(key) is not str:
-            raise _rule_error("string", "contains a non-string key")
-        _text(key)
+            raise rule_error("string", "contains a non-string key")
+        check_text(key)
         try:
             copied[key] = MetadataRange.model_validate(bounds)
         except ValidationError:
-            raise _rule_error(
+            raise rule_error(
                 "range", "contains a value that is not a range: numbers or instants, at least one"
             ) from None
     return copied
 
 
-def _numbers(value: object) -> object:
-    if type(value) is dict:
-        for number in value.values():
-            if type(number) is not int and type(number) is not float:
-                raise _rule_error("number", "contains a non-numeric value")
-    return value
-
-
-def _components(value: object) -> npt.NDArray[np.floating]:
-    """Check the types only. The length and the values are checked after the structure of the whole event."""
-    if type(value) is memoryview and value.format == "f" and value.ndim == 1:
-        return np.asarray(value)
-    if type(value) is not tuple and type(value) is not list:
-        raise _rule_error("array", "is not an array")
-    kinds = set(map(type, value))
-    if not kinds <= {float, int}:
-        raise _rule_error("number", "contains a non-numeric component")
-    if int in kinds:
-        value = tuple(map(_component, value))
-    return np.array(value, dtype=np.float64)
-
-
-def _component(value: float) -> float:
-    # Compared before the conversion: an integer just outside the float32 range would be rounded into it.
-    if -FLOAT32_MAX <= value <= FLOAT32_MAX:
-        return float(value)
-    return math.inf if value > 0 else -math.inf
-
-
 def _hash(value: str) -> str:
     if not _HASH.fullmatch(value):
-        raise _rule_error("hash", "is not a SHA-256 hash in hexadecimal")
+        raise rule_error("hash", "is not a SHA-256 hash in hexadecimal")
     return value
 
 
 def _warning(value: str) -> str:
     if not _WARNING.fullmatch(value):
-        raise _rule_error("code", "is not a code of lower-case letters, digits and underscores")
+        raise rule_error("code", "is not a code of lower-case letters, digits and underscores")
     return value
 
 
-_Text = Annotated[str, AfterValidator(_text)]
-_LongText = Annotated[str, Field(max_length=_MAX_TEXT), AfterValidator(_text)]
+_LongText = Annotated[str, Field(max_length=_MAX_TEXT), AfterValidator(check_text)]
 _Principals = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_text)], ...],
+    tuple[Annotated[str, Field(min_length=1, max_length=256), AfterValidator(check_text)], ...],
     Field(min_length=1),
     BeforeValidator(_principals),
 ]
 _Map = Annotated[dict[str, str], BeforeValidator(_map)]
 _Values = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_values)]
-_Uuid = Annotated[UUID, BeforeValidator(_uuid)]
 _Instant = Annotated[datetime, BeforeValidator(_instant)]
 _Version = Annotated[str, BeforeValidator(_version)]
 _UpstreamWarnings = Annotated[
@@ -336,53 +264,17 @@ _UpstreamWarnings = Annotated[
     BeforeValidator(_upstream_warnings),
 ]
 _Hash = Annotated[str, AfterValidator(_hash)]
-_Int32 = Annotated[int, Field(ge=INT32_MIN, le=INT32_MAX), BeforeValidator(_integer)]
-_Count = Annotated[int, Field(ge=0, le=INT32_MAX), BeforeValidator(_integer)]
-_Positive = Annotated[int, Field(ge=1, le=INT32_MAX), BeforeValidator(_integer)]
-_Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-_Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_number)]
+_Positive = Annotated[int, Field(ge=1, le=INT32_MAX), BeforeValidator(as_integer)]
+_Threshold = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(as_number)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
-
-    @classmethod
-    def parse(cls, instance: object, *, dimensions: int | None = None) -> Self:
-        """Validate a decoded message.
-
-        Args:
-            instance: the decoded value: a ``dict`` of JSON types; UUIDs and instants may also be Python's types.
-            dimensions: the number of components that an event's embedding must have; None: what the contract allows.
-
-        Raises:
-            TerminalError: of the class for the error; the message has the field and the rule, never the value.
-        """
-        try:
-            return cls.model_validate(instance, context=dimensions)
-        except ValidationError as error:
-            raise ContractViolation(_describe(error)) from None
-
-    @classmethod
-    def of_canonical(cls, **values: Any) -> Self:
-        """Build a message from a canonical value for each field. Nothing is checked: only for values of our own.
-
-        The same as `model_construct`, which takes as long as validating.
-        """
-        message = cls.__new__(cls)
-        object.__setattr__(message, "__dict__", values)
-        object.__setattr__(message, "__pydantic_fields_set__", set(values))
-        object.__setattr__(message, "__pydantic_extra__", None)
-        object.__setattr__(message, "__pydantic_private__", None)
-        return message
-
-
-class MetadataRange(_Message):
+class MetadataRange(ContractModel):
     """Bounds on one metadata value, at least one: of numbers, or of instants."""
 
-    gte: _Number | None = None
-    gt: _Number | None = None
-    lte: _Number | None = None
-    lt: _Number | None = None
+    gte: Number | None = None
+    gt: Number | None = None
+    lte: Number | None = None
+    lt: Number | None = None
     at_or_after: _Instant | None = None
     after: _Instant | None = None
     at_or_before: _Instant | None = None
@@ -392,17 +284,17 @@ class MetadataRange(_Message):
     def _check_bounds(self) -> Self:
         # A misspelt bound is an unknown field; without this rule, it would be no condition.
         if all(bound is None for bound in self.__dict__.values()):
-            raise _rule_error("range", "does not have a bound")
+            raise rule_error("range", "does not have a bound")
         return self
 
 
 # docs/development.md lists what else a filter needs.
-class Filters(_Message):
+class Filters(ContractModel):
     """Conditions on chunks and documents. ``None`` means no condition; all others must be met."""
 
-    section: _Text | None = None
-    source_url_prefix: _Text | None = None
-    document_type: _Text | None = None
+    section: Text | None = None
+    source_url_prefix: Text | None = None
+    document_type: Text | None = None
     metadata: _Map | None = None
     metadata_contains: _Values | None = None
     metadata_any: _Values | None = None
@@ -422,7 +314,7 @@ def _float32(embedding: npt.NDArray[np.floating], largest: float) -> npt.NDArray
     return embedding.astype(np.float32, copy=False)
 
 
-class QueryEmbedding(_Message):
+class QueryEmbedding(ContractModel):
     """One query event.
 
     ``embedding`` has 1 to 4,000 components, is not all zeros, may have any length, and is in canonical form: a
@@ -431,18 +323,18 @@ class QueryEmbedding(_Message):
     """
 
     schema_version: _Version  # first, so that another major version is detected before our rules are applied
-    event_id: _Uuid
+    event_id: Uuid
     occurred_at: _Instant
     principals: _Principals
-    embedding: Annotated[Sequence[float], PlainValidator(_components), PlainSerializer(tuple)]
-    session_id: _Uuid | None = None
-    topic_id: _Uuid | None = None
-    profile: _Text | None = None
+    embedding: Annotated[Sequence[float], PlainValidator(as_components), PlainSerializer(tuple)]
+    session_id: Uuid | None = None
+    topic_id: Uuid | None = None
+    profile: Text | None = None
     k: Annotated[int, BeforeValidator(_clamped)] | None = None
     similarity_threshold: _Threshold | None = None
     token_budget: Annotated[int, Field(ge=1), BeforeValidator(_clamped)] | None = None
     filters: Filters | None = None
-    embedding_model: _Text | None = None
+    embedding_model: Text | None = None
     query_hash: _Hash | None = None
     expires_at: _Instant | None = None
     explain: bool | None = None
@@ -451,7 +343,7 @@ class QueryEmbedding(_Message):
     @model_validator(mode="after")
     def _check_values(self, info: ValidationInfo) -> Self:
         # These are not ValueErrors, so pydantic does not wrap them.
-        embedding = cast("npt.NDArray[np.floating]", self.embedding)  # from `_components`
+        embedding = cast("npt.NDArray[np.floating]", self.embedding)  # from `as_components`
         expected = info.context
         if len(embedding) != expected if expected is not None else not 1 <= len(embedding) <= MAX_DIMENSIONS:
             raise DimensionMismatch(
@@ -472,27 +364,27 @@ class QueryEmbedding(_Message):
         return self
 
 
-class ConversationMessage(_Message):
+class ConversationMessage(ContractModel):
     """A message of the conversation before a question."""
 
-    role: Annotated[str, Field(min_length=1, max_length=_MAX_ROLE), AfterValidator(_text)]
+    role: Annotated[str, Field(min_length=1, max_length=_MAX_ROLE), AfterValidator(check_text)]
     text: _LongText
 
 
-class QueryText(_Message):
+class QueryText(ContractModel):
     """One question in words. The fields that a query event also has mean the same, and are in the same form."""
 
     schema_version: _Version
-    event_id: _Uuid
+    event_id: Uuid
     occurred_at: _Instant
     principals: _Principals
     text: Annotated[_LongText, Field(min_length=1)]
-    topic_title: Annotated[str, Field(max_length=_MAX_TITLE), AfterValidator(_text)] | None = None
+    topic_title: Annotated[str, Field(max_length=_MAX_TITLE), AfterValidator(check_text)] | None = None
     conversation: Annotated[tuple[ConversationMessage, ...], BeforeValidator(_conversation)] | None = None
     conversation_summary: _LongText | None = None
-    session_id: _Uuid | None = None
-    topic_id: _Uuid | None = None
-    profile: _Text | None = None
+    session_id: Uuid | None = None
+    topic_id: Uuid | None = None
+    profile: Text | None = None
     k: Annotated[int, BeforeValidator(_clamped)] | None = None
     similarity_threshold: _Threshold | None = None
     token_budget: Annotated[int, Field(ge=1), BeforeValidator(_clamped)] | None = None
@@ -555,29 +447,29 @@ def query_hash(text: str) -> str:
 def event_id_of(instance: Mapping[str, object]) -> UUID | None:
     """The id of a decoded event that may violate its contract elsewhere; None if it does not have a valid one."""
     value = instance.get("event_id")
-    if isinstance(value, str) and _UUID.fullmatch(value):
+    if isinstance(value, str) and UUID_PATTERN.fullmatch(value):
         return UUID(value)
     return value if isinstance(value, UUID) else None
 
 
-class Passage(_Message):
+class Passage(ContractModel):
     """One passage; ``score`` is a cosine similarity in [-1, 1], ``token_count`` includes the header."""
 
     rank: _Positive
-    chunk_id: _Uuid
-    document_id: _Uuid
-    matched_chunk_id: _Uuid
+    chunk_id: Uuid
+    document_id: Uuid
+    matched_chunk_id: Uuid
     scope: Scope
-    score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), BeforeValidator(_number)]
-    text_content: _Text
-    header: _Text | None = None
-    token_count: _Count
-    page: _Int32 | None = None
-    section: _Text | None = None
-    coordinates: Annotated[dict[_Text, _Number], BeforeValidator(_numbers)] | None = None
-    title: _Text | None = None
-    source_url: _Text | None = None
-    chunk_position: _Int32 | None = None
+    score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), BeforeValidator(as_number)]
+    text_content: Text
+    header: Text | None = None
+    token_count: Count
+    page: Int32 | None = None
+    section: Text | None = None
+    coordinates: Annotated[dict[Text, Number], BeforeValidator(check_numbers)] | None = None
+    title: Text | None = None
+    source_url: Text | None = None
+    chunk_position: Int32 | None = None
     metadata: _Map
 
     @property
@@ -586,50 +478,50 @@ class Passage(_Message):
         return self.text_content if self.header is None else f"{self.header}\n{self.text_content}"
 
 
-class ArmExplanation(_Message):
+class ArmExplanation(ContractModel):
     """What became of the candidates of one arm; ``candidates`` is the sum of the other counts."""
 
     scope: Scope
-    candidates: _Count
-    below_threshold: _Count
-    duplicates: _Count
-    same_parent: _Count
-    over_budget: _Count
-    missing: _Count
-    not_needed: _Count
-    returned: _Count
+    candidates: Count
+    below_threshold: Count
+    duplicates: Count
+    same_parent: Count
+    over_budget: Count
+    missing: Count
+    not_needed: Count
+    returned: Count
 
 
-class Explanation(_Message):
+class Explanation(ContractModel):
     """Why a result has its passages and no more."""
 
-    arms: Annotated[tuple[ArmExplanation, ...], FailFast(), BeforeValidator(_array)]
+    arms: Annotated[tuple[ArmExplanation, ...], FailFast(), BeforeValidator(as_array)]
 
 
-class RetrievalResult(_Message):
+class RetrievalResult(ContractModel):
     """The answer to one event. The assembler ensures that ranks have no gaps and that ``k_returned`` is correct."""
 
     schema_version: _Version
-    result_id: _Uuid
-    event_id: _Uuid
+    result_id: Uuid
+    event_id: Uuid
     query_hash: _Hash | None = None
-    embedding_model: _Text | None = None
-    profile: _Text
-    session_id: _Uuid | None = None
-    topic_id: _Uuid | None = None
-    query_embedding_dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), BeforeValidator(_integer)]
-    k_requested: _Int32 | None = None
-    k_effective: _Count
-    k_returned: _Count
+    embedding_model: Text | None = None
+    profile: Text
+    session_id: Uuid | None = None
+    topic_id: Uuid | None = None
+    query_embedding_dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), BeforeValidator(as_integer)]
+    k_requested: Int32 | None = None
+    k_effective: Count
+    k_returned: Count
     score_type: Literal["cosine_similarity"]
     similarity_threshold: _Threshold | None = None
     token_budget: _Positive | None = None
-    tokens_used: _Count
-    query_time_ms: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number)]
+    tokens_used: Count
+    query_time_ms: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(as_number)]
     warnings: Annotated[
-        tuple[Annotated[str, AfterValidator(_warning)], ...], FailFast(), BeforeValidator(_array)
+        tuple[Annotated[str, AfterValidator(_warning)], ...], FailFast(), BeforeValidator(as_array)
     ]
-    results: Annotated[tuple[Passage, ...], FailFast(), BeforeValidator(_array)]
+    results: Annotated[tuple[Passage, ...], FailFast(), BeforeValidator(as_array)]
     explanation: Explanation | None = None
 
     def with_warning(self, code: str) -> Self:
@@ -637,7 +529,7 @@ class RetrievalResult(_Message):
         return self.model_copy(update={"warnings": tuple(dict.fromkeys([*self.warnings, code]))})
 
 
-def oldest_query_version(query: QueryEmbedding) -> str:
+def oldest_query_version(query: QueryEmbedding) -> ContractVersion:
     """The oldest minor version of the contract that can express an event."""
     filters = query.filters
     added: list[object] = [query.explain, query.upstream_warnings]
@@ -653,76 +545,6 @@ def in_oldest_version(query: QueryEmbedding) -> QueryEmbedding:
     return query.model_copy(update={"schema_version": oldest_query_version(query)})
 
 
-def oldest_result_version(dimensions: int) -> str:
+def oldest_result_version(dimensions: int) -> ContractVersion:
     """The oldest minor version of the contract that can express results for embeddings of this many components."""
     return "1.0.0" if dimensions == DIMENSIONS else "1.1.0"
-
-
-_RULE_TEXTS: Final[Mapping[str, str]] = {
-    "missing": "is required",
-    "model_type": "is not an object",
-    "dict_type": "is not an object",
-    "tuple_type": "is not an array",
-    "string_type": "is not a string",
-    "string_sub_type": "is not a string",
-    "string_unicode": "contains an unpaired surrogate",
-    "int_type": "is not an integer",
-    "bool_type": "is not true or false",
-    "float_type": "is not a number",
-    "finite_number": "is not finite",
-    "string_too_short": "is too short",
-    "string_too_long": "is too long",
-    "too_short": "has too few items",
-    "too_long": "has too many items",
-    "greater_than_equal": "is too small",
-    "less_than_equal": "is too large",
-    "literal_error": "is not one of the allowed values",
-    "extra_forbidden": "is not a known field",
-}
-_MAPS: Final = frozenset({"metadata", "metadata_contains", "metadata_any", "metadata_range", "coordinates"})
-_OWN_ERROR_TYPES: Final = frozenset(
-    {
-        "nul",
-        "surrogate",
-        "version",
-        "uuid",
-        "instant",
-        "array",
-        "number",
-        "string",
-        "hash",
-        "code",
-        "many",
-        "range",
-    }
-)
-
-
-_MAX_VIOLATIONS_NAMED: Final = 5
-
-
-def _describe(error: ValidationError) -> str:
-    """Name the first few invalid fields and the rules they violate."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    # pydantic does not count invalid items, so an array of them also has too few.
-    invalid_inside = {details["loc"][:-1] for details in found if len(details["loc"]) > 1}
-    found = [details for details in found if details["loc"] not in invalid_inside]
-    named = "; ".join(map(_violation, found[:_MAX_VIOLATIONS_NAMED]))
-    others = len(found) - _MAX_VIOLATIONS_NAMED
-    return named + (f" (and {others} more)" if others > 0 else "")
-
-
-def _violation(details: ErrorDetails) -> str:
-    """One field and its rule. Map keys are content, so they are not named."""
-    path = ""
-    for step in details["loc"]:
-        if isinstance(step, int):
-            path += f"[{step}]"
-            continue
-        path += f".{step}" if path else step
-        if step in _MAPS:
-            path += ".*"
-            break
-    kind = details["type"]
-    rule = details["msg"] if kind in _OWN_ERROR_TYPES else _RULE_TEXTS.get(kind, f"violates the rule {kind}")
-    return f"{path or 'message'} {rule}"

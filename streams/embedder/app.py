@@ -5,12 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from streams.configured import make_composer, make_embedder, open_codec
+from streams.configured import open_codec
 from streams.core.embedding_errors import ProviderMisconfigured, WrongDimension
 from streams.core.errors import TransientError
 from streams.core.messages import CONTRACT_VERSIONS, QUERY_TEXT_VERSION
 from streams.embedder.processor import TextProcessor
 from streams.embedding.embedder import Embedder
+from streams.providers import make_composer, make_embedder
 from streams.settings import EmbedderSettings, EmbeddingSettings, Settings
 from streams.telemetry.metrics import EmbedderMetrics
 from streams.tokens import count_tokens

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from streams.core.errors import TerminalError
 from streams.core.messages import DIMENSIONS, SCHEMA_VERSION, Passage, QueryEmbedding, in_oldest_version
-from streams.wire import strict_json
+from streams.wire.json_lines import load_line, numbered
 
 __all__ = ["Expectation", "GoldenError", "GoldenQuery", "MalformedLine", "read_golden"]
 
@@ -111,9 +111,7 @@ def read_golden(
     found: list[GoldenQuery] = []
     faults: list[str] = []
     line_by_key: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered(lines):
         try:
             query = _query(line, number, principals, line_by_key, dimensions)
         except MalformedLine as fault:
@@ -136,7 +134,7 @@ def _query(
     dimensions: int,
 ) -> GoldenQuery:
     try:
-        fields = strict_json.loads(line.encode("utf-8", "surrogatepass"))
+        fields = load_line(line.encode("utf-8", "surrogatepass"))
     except TerminalError as error:
         raise MalformedLine(f"{error.code}: {error}") from None
     # The contract ignores unknown fields, but a golden set with the typo "profil" must not measure the default profile.

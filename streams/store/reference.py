@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from streams import resources
+from streams.core.contract import DIMENSIONS
 
 __all__ = [
     "BASE_TABLES",
@@ -57,7 +58,7 @@ TABLES: Final = (*BASE_TABLES, "access_sets", "chunk_topics", "chunk_metadata")
 INTERNAL_TABLES: Final = ("access_locks", VERSION_TABLE)
 
 #: The dimensions of the embeddings in the files.
-DEFAULT_DIMENSIONS: Final = 768
+DEFAULT_DIMENSIONS: Final = DIMENSIONS
 # A row with an embedding in it has to fit into a page of 8 KiB. Above, the embedding is stored out of line.
 _MAX_PLAIN_DIMENSIONS: Final = 1900
 

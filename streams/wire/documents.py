@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from streams.core.documents import Document, DocumentError, Line, Problem, parse_document, parse_id
 from streams.core.errors import Undecodable
-from streams.wire import strict_json
+from streams.wire.json_lines import load_line, numbered
 
 __all__ = ["decode_document", "decode_id", "decode_lines"]
 
@@ -20,9 +20,7 @@ _SPACE_BEFORE_COLON: Final = re.compile(rb'"\s+:')
 
 def decode_lines(lines: Iterable[bytes], decode: Callable[[bytes], T]) -> Iterator[Line]:
     """Decode each line; blank lines are skipped."""
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
+    for number, text in numbered(lines):
         content: T | DocumentError
         try:
             content = decode(text)
@@ -71,11 +69,10 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def _strict_object(text: bytes) -> dict[str, Any]:
     try:
-        return strict_json.loads(text)
+        return load_line(text)
     except Undecodable as error:
-        # Its other messages are about events, which may also be Avro.
         reason = str(error) if text.lstrip().startswith(b"{") else "is not a JSON object"
-        raise DocumentError(Problem.UNDECODABLE, reason.replace("neither Avro nor", "is not")) from None
+        raise DocumentError(Problem.UNDECODABLE, reason) from None
 
 
 def _key_count(instance: object) -> int:

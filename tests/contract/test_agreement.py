@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from streams import resources
-from streams.core import messages
+from streams.core import fields, messages
 from streams.core.errors import TerminalError
 from streams.wire import Codec
 from tests.contract import instances
@@ -267,7 +267,7 @@ def test_model_and_contract_have_the_same_fields_in_the_same_order() -> None:
 
 def test_patterns_are_the_contracts_own() -> None:
     definitions = QUERY["definitions"] | RESULT["definitions"]
-    assert messages._UUID.pattern == definitions["uuid"]["pattern"]
+    assert fields.UUID_PATTERN.pattern == definitions["uuid"]["pattern"]
     assert messages._VERSION.pattern == definitions["version"]["pattern"]
     assert messages._INSTANT.pattern == definitions["instant"]["pattern"]
     assert messages._INVALID_INSTANT.pattern == definitions["instant"]["not"]["pattern"]

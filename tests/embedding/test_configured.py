@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from streams.configured import make_composer, make_embedder
 from streams.core.composition import Message, Question
 from streams.core.embedding_errors import KeyRejected, WrongDimension
+from streams.providers import make_composer, make_embedder
 from streams.settings import load_embedding
 from tests.embedding.imitation import DIMENSIONS, KEY, Imitation
 

@@ -15,7 +15,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from streams import sample
-from streams.configured import make_composer, make_embedder
 from streams.core.composition import Question
 from streams.core.messages import DIMENSIONS, QueryEmbedding, QueryText, RetrievalResult
 from streams.core.profiles import BUILTIN_PROFILES
@@ -26,6 +25,7 @@ from streams.evaluation.golden import GoldenQuery, read_golden
 from streams.evaluation.query_runner import Answered, run_queries
 from streams.evaluation.sample import sample_lines
 from streams.evaluation.scoring import judge, measure
+from streams.providers import make_composer, make_embedder
 from streams.settings import load_embedding
 from streams.store.postgres import PostgresStore
 from streams.tokens import count_tokens

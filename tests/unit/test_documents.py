@@ -110,7 +110,7 @@ INVALID: dict[str, tuple[Any, Problem, str]] = {
     "no JSON": (b"id: 1", Problem.UNDECODABLE, "is not a JSON object"),
     "an array": (b"[]", Problem.UNDECODABLE, "is not a JSON object"),
     "truncated": (b'{"id": "' + SECRET.encode(), Problem.UNDECODABLE, "invalid or truncated at character 7"),
-    "not UTF-8": (b'{"\xff": 1}', Problem.UNDECODABLE, "is not UTF-8"),
+    "not UTF-8": (b'{"\xff": 1}', Problem.UNDECODABLE, "not UTF-8"),
     "NaN": (b'{"id": NaN}', Problem.UNDECODABLE, "NaN"),
     "twice the same key": (b'{"id": 1, "id": 2}', Problem.UNDECODABLE, "duplicate key"),
     "no id": ({"chunks": []}, Problem.INVALID_DOCUMENT, "id is required"),
