@@ -87,20 +87,21 @@ async def ask(question: Question) -> Answer:
     query = await _query(question)
     try:
         async with Client.from_environment() as client:
-            result = await client.retrieve(
-                principals=question.principals,
-                embedding=query.embedding,
-                text=query.text,
-                embedding_model=query.model,
-                query_hash=query.query_hash,
-                session_id=question.session_id,
-                topic_id=question.topic_id,
-                profile=question.profile,
-                k=question.k,
-                filters=question.filters,
-                explain=True,  # for the reasons
-                timeout=question.timeout_seconds,
-            )
+            with Console(stderr=True).status("waiting for the answer"):  # shown only on a terminal
+                result = await client.retrieve(
+                    principals=question.principals,
+                    embedding=query.embedding,
+                    text=query.text,
+                    embedding_model=query.model,
+                    query_hash=query.query_hash,
+                    session_id=question.session_id,
+                    topic_id=question.topic_id,
+                    profile=question.profile,
+                    k=question.k,
+                    filters=question.filters,
+                    explain=True,  # for the reasons
+                    timeout=question.timeout_seconds,
+                )
             return Answer(result, query.warnings)
     except ClientError as error:
         invalid = isinstance(error, InvalidEvent)

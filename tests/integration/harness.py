@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -53,9 +54,11 @@ __all__ = [
     "open_channel",
     "query",
     "read_result",
+    "shown_on_terminal",
     "start_anabranch",
     "topic_specs_of",
     "until",
+    "until_closed",
 ]
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -373,6 +376,40 @@ def anabranch(
         timeout=60,
         check=False,
     )
+
+
+def shown_on_terminal(*arguments: str, channel: Channel, **settings: str) -> str:
+    """What a command writes to standard error if that is a terminal."""
+    screen, terminal = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "streams", *arguments],
+            cwd=_ROOT,
+            env={**_environment(channel, None), "TERM": "xterm", "COLUMNS": "200", **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=terminal,
+        )
+    finally:
+        os.close(terminal)
+    try:
+        return until_closed(screen).decode()
+    finally:
+        os.close(screen)
+        process.wait()
+
+
+def until_closed(terminal: int) -> bytes:
+    """What is written to a terminal until nobody has it open."""
+    written = b""
+    while True:
+        try:
+            read = os.read(terminal, 65536)
+        except OSError:  # Linux reports the end so
+            return written
+        if not read:
+            return written
+        written += read
 
 
 def command_seconds() -> float:

@@ -26,6 +26,7 @@ from streams.wire.documents import decode_document
 from tests.embedding import imitation as imitated
 from tests.embedding.imitation import Imitation, imitation
 from tests.integration.connections import connected, execute
+from tests.integration.harness import until_closed
 from tests.integration.ingest.worlds import Model, contents, vector
 
 if TYPE_CHECKING:
@@ -350,19 +351,6 @@ async def test_a_text_that_cannot_be_embedded_rejects_only_its_document(
     ]
     assert "only the beginning of 1 chunks was embedded: they are too long for the model" in ended.out
     assert await texts_in(database) == ["c", "d", long]
-
-
-def until_closed(terminal: int) -> bytes:
-    """What is written to a terminal until nobody has it open."""
-    written = b""
-    while True:
-        try:
-            read = os.read(terminal, 65536)
-        except OSError:  # Linux reports the end so
-            return written
-        if not read:
-            return written
-        written += read
 
 
 async def test_on_a_terminal_each_rejected_line_begins_a_line(database: Database, tmp_path: Path) -> None:
