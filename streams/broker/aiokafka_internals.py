@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 
+_TLS_SHUTDOWN_SECONDS = 1.0
+
 # Patches for every client of this process
 
 
@@ -43,6 +45,7 @@ def patch_clients() -> None:
     """Patch every client of this process, once."""
     _forbid_topic_creation()
     _patch_connection_resets()
+    _bound_tls_shutdown()
 
 
 def _forbid_topic_creation() -> None:
@@ -64,6 +67,30 @@ def _patch_connection_resets() -> None:
     """
     AIOKafkaConnection.send = _with_kafka_error(AIOKafkaConnection.send)
     AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001  # not public; it writes too
+
+
+def _bound_tls_shutdown() -> None:
+    """Close TLS connections within a second.
+
+    uvloop waits up to 30 s for the broker's part of the TLS shutdown. Apache Kafka sends none if two requests were
+    still open on the connection. A worker would not stop within its grace period, and end with an error. Nothing is
+    lost: aiokafka gives up all open requests before it closes a connection.
+    """
+    AIOKafkaConnection.close = _without_tls_shutdown(AIOKafkaConnection.close)
+
+
+def _without_tls_shutdown(close: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(close)
+    def patched(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        writer = connection._writer  # noqa: SLF001  # not public; closing forgets it
+        closed = close(connection, *args, **kwargs)
+        if writer is not None and writer.get_extra_info("ssl_object") is not None:
+            loop = connection._loop  # noqa: SLF001  # not public; a finalizer has no running loop
+            if not loop.is_closed():
+                loop.call_later(_TLS_SHUTDOWN_SECONDS, writer.transport.abort)
+        return closed
+
+    return patched
 
 
 def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
