@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 
-_TLS_SHUTDOWN_SECONDS = 1.0
-
 # Patches for every client of this process
+
+_TLS_SHUTDOWN_SECONDS = 1.0
 
 
 @cache
