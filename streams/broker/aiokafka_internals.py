@@ -84,7 +84,8 @@ def _without_tls_shutdown(close: Callable[..., Any]) -> Callable[..., Any]:
     def patched(connection: Any, *args: Any, **kwargs: Any) -> Any:
         writer = connection._writer  # noqa: SLF001  # not public; closing forgets it
         closed = close(connection, *args, **kwargs)
-        if writer is not None and writer.get_extra_info("ssl_object") is not None:
+        # A transport that was closed before does not report its TLS object any more.
+        if writer is not None and connection._security_protocol.endswith("SSL"):  # noqa: SLF001  # not public
             loop = connection._loop  # noqa: SLF001  # not public; a finalizer has no running loop
             if not loop.is_closed():
                 loop.call_later(_TLS_SHUTDOWN_SECONDS, writer.transport.abort)
