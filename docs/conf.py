@@ -17,7 +17,9 @@ exclude_patterns = [".*", "build", "dist"]
 myst_heading_anchors = 4  # made as GitHub makes them
 
 html_theme = "furo"
-html_title = "Anabranch"
+html_title = "Anabranch documentation"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_extra_path = ["root"]  # sends readers of the site's root to its first page
 html_copy_source = False
 html_use_index = False

@@ -365,7 +365,18 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     Raises:
         SettingsError: the message is one line that names every invalid setting.
     """
-    return _load(Settings, environment)
+    environment = os.environ if environment is None else environment
+    settings = _load(Settings, environment)
+    # The stage's other settings may be invalid: they are not the worker's.
+    fields = EmbedderSettings.model_fields
+    _check_reply_topics(
+        settings,
+        [
+            environment.get(name.upper()) or fields[name].default
+            for name in ("anabranch_text_topic", "anabranch_text_dead_letter_topic")
+        ],
+    )
+    return settings
 
 
 def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Settings, EmbedderSettings]:
@@ -393,10 +404,7 @@ def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Setting
             "ANABRANCH_TEXT_TOPIC and ANABRANCH_TEXT_DEAD_LETTER_TOPIC must be different from each other and from"
             " ANABRANCH_INPUT_TOPIC, ANABRANCH_OUTPUT_TOPIC and ANABRANCH_DEAD_LETTER_TOPIC"
         )
-    if not topics.isdisjoint(worker.anabranch_reply_topics):
-        raise SettingsError(
-            "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
-        )
+    _check_reply_topics(worker, [own.anabranch_text_topic, own.anabranch_text_dead_letter_topic])
     if own.anabranch_embedder_group == worker.anabranch_consumer_group:
         raise SettingsError("ANABRANCH_EMBEDDER_GROUP must be different from ANABRANCH_CONSUMER_GROUP")
     stage = worker.model_copy(
@@ -408,6 +416,13 @@ def load_embedder(environment: Mapping[str, str] | None = None) -> tuple[Setting
         }
     )
     return stage, own
+
+
+def _check_reply_topics(settings: Settings, text_topics: Collection[str]) -> None:
+    if not {*text_topics}.isdisjoint(settings.anabranch_reply_topics):
+        raise SettingsError(
+            "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
+        )
 
 
 def load_embedding(environment: Mapping[str, str] | None = None) -> EmbeddingSettings:

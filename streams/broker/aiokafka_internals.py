@@ -6,8 +6,10 @@ No other module uses one, and `tests/unit/test_internals.py` fails if a release 
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiokafka.client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -15,7 +17,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError, kafka_errors
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.structs import ConsumerRecord, TopicPartition
@@ -23,16 +25,118 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from streams.core.errors import UnreadableBatch
 
 __all__ = [
+    "FetchedRecords",
+    "OwnConsumer",
+    "OwnProducer",
     "PartitionRecords",
     "TolerantBatch",
+    "bound_tls_shutdown",
     "client_of",
     "configure_consumer",
     "coordinator_of",
-    "patch_clients",
+    "forbid_topic_creation",
+    "name_invalid_records",
+    "patch_connection_resets",
     "position_of",
     "replace_fetched_records",
     "sender_task",
 ]
+
+
+# The clients of this project beside others in the same process, which stay as they are
+
+
+class FetchedRecords(NamedTuple):
+    """The classes with which a consumer reads fetched data.
+
+    Attributes:
+        memory_records: in place of aiokafka's `MemoryRecords`.
+        partition_records: in place of aiokafka's `PartitionRecords`.
+    """
+
+    memory_records: Callable[[bytes], Any]
+    partition_records: Callable[..., "PartitionRecords"]
+
+
+# aiokafka has no options for these: it takes the classes from its modules. A client's tasks begin when it starts, and
+# inherit the context.
+_is_own: ContextVar[bool] = ContextVar("is_own", default=False)
+_fetched_records: ContextVar[FetchedRecords | None] = ContextVar("fetched_records", default=None)
+
+
+@contextmanager
+def _own_client(fetched_records: FetchedRecords | None = None) -> Iterator[None]:
+    """A client that starts in this context creates no topics, and reads fetched data with these classes.
+
+    aiokafka's clients let the broker create every topic that they request metadata for (brokers from 0.11 on). Only
+    `anabranch topics` creates topics: a topic created by the broker has one partition and default limits, and with a
+    mistyped name it would silently receive events.
+    """
+    patch_connection_resets()
+    bound_tls_shutdown()
+    _let_clients_differ()
+    own, fetched = _is_own.set(True), _fetched_records.set(fetched_records)
+    try:
+        yield
+    finally:
+        _fetched_records.reset(fetched)
+        _is_own.reset(own)
+
+
+class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
+    """A producer that creates no topics."""
+
+    async def start(self) -> None:
+        with _own_client():
+            await super().start()
+
+
+class OwnConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+    """A consumer that creates no topics, and reads fetched data with its own classes.
+
+    Args:
+        topics: the topics to subscribe to.
+        fetched_records: the classes.
+        options: keyword arguments of `AIOKafkaConsumer`.
+    """
+
+    def __init__(self, *topics: str, fetched_records: FetchedRecords, **options: Any) -> None:
+        super().__init__(*topics, **options)
+        self._own_fetched_records = fetched_records
+
+    async def start(self) -> None:
+        with _own_client(self._own_fetched_records):
+            await super().start()
+
+
+def _let_clients_differ() -> None:
+    """Let the classes that clients take from aiokafka's modules depend on the client."""
+    if not isinstance(aiokafka.client.MetadataRequest, _MetadataRequest):
+        aiokafka.client.MetadataRequest = _MetadataRequest(aiokafka.client.MetadataRequest)
+    if not isinstance(fetcher.MemoryRecords, _FetchedRecords):
+        fetcher.MemoryRecords = _FetchedRecords(0, fetcher.MemoryRecords)
+    if not isinstance(fetcher.PartitionRecords, _FetchedRecords):
+        fetcher.PartitionRecords = _FetchedRecords(1, fetcher.PartitionRecords)
+
+
+class _MetadataRequest:
+    def __init__(self, others: Callable[..., Any]) -> None:
+        self._others = others
+
+    def __call__(self, topics: Any, **options: Any) -> Any:
+        if _is_own.get():
+            return MetadataRequest(topics, **{**options, "allow_auto_topic_creation": False})
+        return self._others(topics, **options)
+
+
+class _FetchedRecords:
+    def __init__(self, index: int, others: Callable[..., Any]) -> None:
+        self._index = index
+        self._others = others
+
+    def __call__(self, *arguments: Any) -> Any:
+        own = _fetched_records.get()
+        return (self._others if own is None else own[self._index])(*arguments)
 
 
 # Patches for every client of this process
@@ -40,25 +144,13 @@ __all__ = [
 _TLS_SHUTDOWN_SECONDS = 1.0
 
 
-@cache
-def patch_clients() -> None:
-    """Patch every client of this process, once."""
-    _forbid_topic_creation()
-    _patch_connection_resets()
-    _bound_tls_shutdown()
-
-
-def _forbid_topic_creation() -> None:
-    """Make metadata requests of all clients in this process create no topics (brokers from 0.11 on).
-
-    aiokafka's clients let the broker create every topic that they request metadata for, and have no option to turn this
-    off. Only `anabranch topics` creates topics: a topic created by the broker has one partition and default limits, and
-    with a mistyped name it would silently receive events.
-    """
+def forbid_topic_creation() -> None:
+    """Make metadata requests of all clients in this process create no topics: Faust creates clients, too."""
     aiokafka.client.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
 
 
-def _patch_connection_resets() -> None:
+@cache
+def patch_connection_resets() -> None:
     """Report connection resets to aiokafka with the exception that it expects.
 
     uvloop raises RuntimeError on a write to a closed transport. asyncio raises nothing, and aiokafka expects OSError
@@ -69,7 +161,8 @@ def _patch_connection_resets() -> None:
     AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001  # not public; it writes too
 
 
-def _bound_tls_shutdown() -> None:
+@cache
+def bound_tls_shutdown() -> None:
     """Close TLS connections within a second.
 
     uvloop waits up to 30 s for the broker's part of the TLS shutdown. Apache Kafka sends none if two requests were
@@ -110,17 +203,24 @@ def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
-def replace_fetched_records(
-    memory_records: Callable[[bytes], Any], partition_records: Callable[..., "PartitionRecords"]
-) -> None:
-    """Replace the classes with which every consumer of this process reads fetched data. Call this before one starts.
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker rejects a record, for example one without a key for a compacted topic."
 
-    Args:
-        memory_records: replaces aiokafka's `MemoryRecords`.
-        partition_records: replaces aiokafka's `PartitionRecords`.
+
+@cache
+def name_invalid_records() -> None:
+    """Give all clients of this process an error for a record that a topic's rules forbid.
+
+    aiokafka raises UnknownError for it, as for a problem of the broker, which a retry may cure.
     """
-    fetcher.MemoryRecords = memory_records
-    fetcher.PartitionRecords = partition_records
+    kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
+
+
+def replace_fetched_records(fetched_records: FetchedRecords) -> None:
+    """Replace the classes with which every consumer of this process reads fetched data. Call this before one starts."""
+    fetcher.MemoryRecords, fetcher.PartitionRecords = fetched_records
 
 
 # Classes that are extended

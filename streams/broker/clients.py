@@ -10,15 +10,24 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from streams.broker.aiokafka_internals import patch_clients
-from streams.broker.records import patch_fetcher
+from streams.broker.aiokafka_internals import OwnConsumer, OwnProducer
+from streams.broker.records import fetched_records
 
-__all__ = ["new_consumer", "new_producer", "running_admin", "running_consumer", "running_producer"]
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "new_consumer",
+    "new_producer",
+    "running_admin",
+    "running_consumer",
+    "running_producer",
+]
 
 # The broker decides what is too large. This limit only has to exceed what any topic accepts.
 _MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
-# A topic's limit applies to batches. Larger batches than this could be rejected although each record fits alone.
-_MAX_BATCH_BYTES: Final = 16 * 1024
+MAX_BATCH_BYTES: Final = 16 * 1024
+"""A larger record has a batch of its own.
+
+A topic's limit applies to batches. Larger batches than this could be rejected although each record fits alone."""
 _LINGER_MS: Final = 5
 
 
@@ -29,14 +38,13 @@ def new_producer(options: Mapping[str, Any], **overrides: Any) -> AIOKafkaProduc
         options: from `BrokerConnection.client_options`.
         overrides: further keyword arguments of `AIOKafkaProducer`.
     """
-    patch_clients()
     defaults = {
         "acks": "all",
         "linger_ms": _LINGER_MS,
-        "max_batch_size": _MAX_BATCH_BYTES,
+        "max_batch_size": MAX_BATCH_BYTES,
         "max_request_size": _MAX_REQUEST_BYTES,
     }
-    return AIOKafkaProducer(**{**defaults, **options, **overrides})
+    return OwnProducer(**{**defaults, **options, **overrides})
 
 
 def new_consumer(options: Mapping[str, Any], *topics: str, **overrides: Any) -> AIOKafkaConsumer:
@@ -47,8 +55,11 @@ def new_consumer(options: Mapping[str, Any], *topics: str, **overrides: Any) -> 
         topics: the topics to subscribe to.
         overrides: further keyword arguments of `AIOKafkaConsumer`.
     """
-    patch_fetcher()
-    return AIOKafkaConsumer(*topics, **{"enable_auto_commit": False, **options, **overrides})
+    return OwnConsumer(
+        *topics,
+        fetched_records=fetched_records(),
+        **{"enable_auto_commit": False, **options, **overrides},
+    )
 
 
 @asynccontextmanager

@@ -52,14 +52,18 @@ class BrokerConnection:
         return self.security_protocol.startswith("SASL")
 
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments of an aiokafka client, which does not create topics with its metadata requests.
+        """Keyword arguments of an aiokafka client.
 
         Raises:
             UnusableCertificate: a file cannot be read, or does not contain what it should.
         """
-        from streams.broker.aiokafka_internals import patch_clients  # noqa: PLC0415  # imports aiokafka, see below
+        from streams.broker.aiokafka_internals import (  # noqa: PLC0415  # imports aiokafka, see below
+            bound_tls_shutdown,
+            patch_connection_resets,
+        )
 
-        patch_clients()
+        patch_connection_resets()
+        bound_tls_shutdown()
         options: dict[str, Any] = {
             "bootstrap_servers": self.servers,
             "security_protocol": self.security_protocol,

@@ -2,22 +2,28 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
+    BrokerResponseError,
+    CorruptRecordException,
     KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
+    UnknownError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.partitioner import DefaultPartitioner
 from mode import Service
 from tenacity import RetryCallState, wait_random_exponential
 
-from streams.broker.aiokafka_internals import sender_task
-from streams.broker.clients import new_producer
+from streams.broker.aiokafka_internals import name_invalid_records, sender_task
+from streams.broker.clients import MAX_BATCH_BYTES, new_producer
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
 from streams.core.replies import ReplyRefused, ReplyTarget
@@ -35,6 +41,12 @@ TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)
 _LINGER_MS = 0
 _REQUEST_TIMEOUT_MS = 15_000
 _STOP_SECONDS = 5.0
+# A reply whose caller has stopped waiting is still attempted for this long: the caller's clock may be wrong.
+_LAST_ATTEMPT_SECONDS = 5.0
+# With these answers a broker rejects the record, or it has a problem of its own. Before Kafka 2.4, CorruptRecord also
+# means a record without a key for a compacted topic.
+_AMBIGUOUS_REJECTIONS = (UnknownError, CorruptRecordException)
+_MAX_AMBIGUOUS_REJECTIONS = 3
 
 
 class CheckTarget(Protocol):
@@ -61,6 +73,7 @@ class Publisher(Service):
         options: keyword arguments of an aiokafka client.
         on_fault: called after every failed attempt that is retried.
         on_success: called after every successful attempt.
+        on_give_up: called when a reply is abandoned after failed attempts, without an answer from the broker.
         wait_seconds: minimum and maximum seconds between two attempts; grows exponentially, with jitter.
         compression: one of Kafka's codecs; None: no compression.
         sleep: waits between two attempts of `publish`; an exception that it raises ends `publish`.
@@ -81,12 +94,14 @@ class Publisher(Service):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         stop_seconds: Callable[[], float] = lambda: _STOP_SECONDS,
         connect_first: bool = True,
+        on_give_up: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._options = options
         self._on_fault = on_fault
         self._on_success = on_success
+        self._on_give_up = on_give_up
         self._compression = compression
         min_wait, max_wait = wait_seconds
         self._wait = wait_random_exponential(multiplier=min_wait, max=max_wait)
@@ -125,11 +140,18 @@ class Publisher(Service):
         await self._publish(send)
 
     async def publish_reply(
-        self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers, *, check: CheckTarget
+        self,
+        target: ReplyTarget,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers,
+        *,
+        check: CheckTarget,
+        expires_at: datetime | None = None,
     ) -> None:
         """Publish one record where a caller wants it; returns when the broker has acknowledged it.
 
-        Retries indefinitely, like `publish`, as long as the target exists.
+        Retries like `publish`, as long as the target exists and the caller waits.
 
         Args:
             target: the topic and the partition.
@@ -137,34 +159,47 @@ class Publisher(Service):
             value: its value.
             headers: its headers.
             check: called before each attempt; raises ReplyRefused if the target does not exist.
+            expires_at: until when the caller waits; None: indefinitely.
 
         Raises:
-            ReplyRefused: the target does not exist, or the broker does not authorize the worker to write there.
+            ReplyRefused: the target does not exist, the broker does not authorize the worker to write there or rejects
+                the record for a reason that no retry cures, or the caller has stopped waiting.
             ResultTooLarge: the topic does not accept a record of this size.
         """
+        name_invalid_records()
         exists = False
         attempts = 0
+        rejections = 0
 
         async def send() -> None:
-            nonlocal exists, attempts
+            nonlocal exists, attempts, rejections
             attempts += 1
             await check(target, again=exists)
             exists = True
             producer = await self._healthy_producer()
             try:
-                await _wait_for_partition(producer, target)
-                await producer.send_and_wait(
-                    target.topic, value=value, key=key, partition=target.partition, headers=list(headers)
-                )
+                await _send_reply(producer, target, key, value, headers)
             except TopicAuthorizationFailedError:
                 raise ReplyRefused(WarningCode.REPLY_NOT_AUTHORIZED) from None
+            except BrokerResponseError as error:
+                if error.retriable or isinstance(error, TOO_LARGE_ERRORS):
+                    raise
+                rejections += 1
+                if isinstance(error, _AMBIGUOUS_REJECTIONS) and rejections < _MAX_AMBIGUOUS_REJECTIONS:
+                    raise
+                logger.warning("%s rejects a reply: %s", target.topic, type(error).__name__)
+                raise ReplyRefused(WarningCode.REPLY_REJECTED) from None
 
         try:
-            await self._publish(send)
+            async with asyncio.timeout(_seconds_left(expires_at)):
+                await self._publish(send)
         except ReplyRefused:
             if exists or attempts > 1:  # the broker has answered since the last failure
                 self._on_success()
             raise
+        except TimeoutError:  # of the block above: an attempt's leads to the next
+            self._on_give_up()
+            raise ReplyRefused(WarningCode.REPLY_EXPIRED) from None
 
     async def _publish(self, send: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -217,6 +252,47 @@ class Publisher(Service):
     def _report_fault(self, state: RetryCallState) -> None:
         if state.outcome is not None and (error := state.outcome.exception()) is not None:
             self._on_fault(error)
+
+
+def _seconds_left(expires_at: datetime | None) -> float | None:
+    """How long a reply may be attempted; None: indefinitely."""
+    if expires_at is None:
+        return None
+    return max(_LAST_ATTEMPT_SECONDS, (expires_at - datetime.now(UTC)).total_seconds())
+
+
+async def _send_reply(
+    producer: AIOKafkaProducer, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers
+) -> None:
+    await _wait_for_partition(producer, target)
+    try:
+        await producer.send_and_wait(
+            target.topic, value=value, key=key, partition=target.partition, headers=list(headers)
+        )
+    except BrokerResponseError as error:
+        if (
+            error.retriable
+            or isinstance(error, TopicAuthorizationFailedError)
+            or len(value) > MAX_BATCH_BYTES
+        ):
+            raise
+        # A broker rejects a whole batch, perhaps because of another caller's record.
+        await _send_alone(producer, target, key, value, headers)
+
+
+async def _send_alone(
+    producer: AIOKafkaProducer, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers
+) -> None:
+    """Send one record in a batch of its own."""
+    partition = target.partition
+    if partition is None:
+        partitions = sorted(await producer.partitions_for(target.topic))
+        # As the producer chooses it.
+        partition = random.choice(partitions) if key is None else DefaultPartitioner()(key, partitions, [])  # noqa: S311  # not a secret
+    batch = producer.create_batch()
+    batch.append(key=key, value=value, timestamp=None, headers=list(headers))
+    batch.close()
+    await (await producer.send_batch(batch, target.topic, partition=partition))
 
 
 async def _wait_for_partition(producer: AIOKafkaProducer, target: ReplyTarget) -> None:

@@ -23,12 +23,25 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from streams.broker.aiokafka_internals import PartitionRecords, TolerantBatch, replace_fetched_records
+from streams.broker.aiokafka_internals import (
+    FetchedRecords,
+    PartitionRecords,
+    TolerantBatch,
+    replace_fetched_records,
+)
 from streams.broker.compression import CODECS, inflate_into
 from streams.core.errors import RecordTooLarge, TerminalError, UnreadableBatch
 from streams.core.headers import Headers
 
-__all__ = ["MAX_HEADERS", "MAX_INFLATED_BYTES", "ReadBudget", "Unreadable", "memory_bytes", "patch_fetcher"]
+__all__ = [
+    "MAX_HEADERS",
+    "MAX_INFLATED_BYTES",
+    "ReadBudget",
+    "Unreadable",
+    "fetched_records",
+    "memory_bytes",
+    "patch_fetcher",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +84,13 @@ def memory_bytes(key: bytes | None, value: object, headers: Headers) -> int:
     )
 
 
-def patch_fetcher(
+def fetched_records(
     max_inflated_bytes: int = MAX_INFLATED_BYTES,
     budget: "ReadBudget | None" = None,
     *,
     max_headers: int = 2 * MAX_HEADERS,
-) -> None:
-    """Make every consumer of this process read as described above. Call this before the first one starts.
+) -> FetchedRecords:
+    """The classes with which a consumer reads as described above.
 
     Args:
         max_inflated_bytes: maximum decompressed size of one batch.
@@ -85,9 +98,22 @@ def patch_fetcher(
             partition separately.
         max_headers: maximum number of a record's headers.
     """
-    replace_fetched_records(
+    return FetchedRecords(
         _Records, partial(_PartitionRecords, _ReadAttempts(), max_inflated_bytes, budget, max_headers)
     )
+
+
+def patch_fetcher(
+    max_inflated_bytes: int, budget: "ReadBudget | None" = None, *, max_headers: int = 2 * MAX_HEADERS
+) -> None:
+    """Make every consumer of this process read so, Faust's among them. Call this before the first one starts.
+
+    Args:
+        max_inflated_bytes: see `fetched_records`.
+        budget: see there.
+        max_headers: see there.
+    """
+    replace_fetched_records(fetched_records(max_inflated_bytes, budget, max_headers=max_headers))
 
 
 class ReadBudget:

@@ -198,4 +198,17 @@ def _remarks(answer: Answer, question: Question, *, explain: bool = False) -> li
     if not explain:  # only asked for because of the reasons
         warnings = [code for code in warnings if code != WarningCode.EXPLANATION_UNAVAILABLE]
     why = reasons(answer.result, principals=question.principals, filtered=question.filters is not None)
-    return [*why, *(f"warning: {code}" for code in dict.fromkeys(warnings))]
+    return [*why, *(f"warning: {_meaning(code, answer.result)}" for code in dict.fromkeys(warnings))]
+
+
+def _meaning(code: str, result: RetrievalResult) -> str:
+    """A warning's code, and what it means, if it is about what the command line asks for."""
+    match code:
+        case WarningCode.K_CLAMPED:
+            return (
+                f"{code}: the profile {result.profile} does not allow {result.k_requested} passages;"
+                f" k is {result.k_effective}"
+            )
+        case UpstreamWarning.TEXT_TRUNCATED:
+            return f"{code}: only the beginning of the question was embedded"
+    return code

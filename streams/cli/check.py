@@ -100,7 +100,8 @@ def _lines(report: CheckReport) -> Iterator[Text]:
     for finding in sorted(faults, key=lambda finding: levels.index(finding.level)):
         style = _STYLES[finding.level]
         yield Text.assemble((f"{finding.level:<8}", style), f" {finding.check}: {finding.detail}")
-        yield Text(f"{'':8} remedy: {finding.remedy}")
+        if finding.remedy:  # none where the fault says what to write
+            yield Text(f"{'':8} remedy: {finding.remedy}")
     if faults:
         yield Text()
     failed = {finding.check for finding in faults}

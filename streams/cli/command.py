@@ -26,6 +26,8 @@ class _Reporting(click.Command):
         self, *args: Any, examples: Sequence[str] = (), reads_settings: bool = True, **options: Any
     ) -> None:
         super().__init__(*args, **options)
+        # Each command's own, because click remembers the option of the first context, which may have no parent.
+        self.context_settings = {"help_option_names": ["-h", "--help"], **self.context_settings}
         self.examples = examples
         self._reads_settings = reads_settings
 

@@ -1,10 +1,13 @@
 """`anabranch ingest`: writes documents to the store, or deletes them; a progress bar, and a summary."""
 
+import os
+import select
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import BinaryIO, Final, Literal
+from io import BufferedReader, RawIOBase
+from typing import Any, BinaryIO, Final, Literal
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -14,11 +17,13 @@ from streams.core.documents import DocumentError
 from streams.ingest import OpenEmbedder, Validated
 from streams.settings import EmbeddingSettings, IngestionSettings, load_embedding
 from streams.store.ingestion import Deleted, DocumentStore, Written, open_documents
-from streams.terminal import Console, echo, json_text
+from streams.terminal import Console, Text, echo, json_text
 
 __all__ = ["Mode", "Outcome", "as_json", "run", "show"]
 
 Mode = Literal["write", "delete", "validate"]
+
+_BUFFER_SIZE: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +56,27 @@ class _Report:
 
     def rejected(self, number: int, error: DocumentError) -> None:
         self.rejections += 1
-        echo(f"line {number}: {error.code}: {error}", err=True)
+        self._print(f"line {number}: {error.code}: {error}")
 
     def truncated(self, number: int, chunk: int) -> None:
         self.truncations += 1
-        echo(f"line {number}: warning: only the beginning of chunks[{chunk}] was embedded", err=True)
+        self._print(f"line {number}: warning: only the beginning of chunks[{chunk}] was embedded")
+
+    def _print(self, line: str) -> None:
+        if self._bar.disable:
+            echo(line, err=True)
+        else:  # only the bar's console knows which line of the terminal the bar is on
+            self._bar.console.print(Text(line), soft_wrap=True)
 
 
 async def run(
-    settings: IngestionSettings, lines: BinaryIO, *, size: int | None, mode: Mode, embed_again: bool
+    settings: IngestionSettings, file: BinaryIO, *, size: int | None, mode: Mode, embed_again: bool
 ) -> Outcome:
     """Ingest, delete or only validate.
 
     Args:
         settings: for the store, and whether there is a provider of embeddings.
-        lines: the input.
+        file: the input, of which nothing has been read.
         size: of the input in bytes, if known.
         mode: what to do with it.
         embed_again: embed also what the store already has an embedding for.
@@ -80,7 +91,7 @@ async def run(
     async with open_documents(
         settings.dsn, statement_cache_size=settings.anabranch_statement_cache_size
     ) as store:
-        with _bar(mode, size) as report:
+        with _bar(mode, size) as report, _lines(file) as lines:
             counts: Written | Deleted | Validated
             if mode == "delete":
                 counts = await ingestion.delete(lines, store, report)
@@ -98,6 +109,41 @@ def _opener(settings: EmbeddingSettings | None, store: DocumentStore) -> OpenEmb
         return None
     of_store = settings.model_copy(update={"anabranch_embedding_dimensions": store.dimensions})
     return partial(make_embedder, of_store, input_type="search_document")
+
+
+class _Input(RawIOBase):
+    """A file that ends when it is stopped, even while a thread waits for a pipe."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        self._stopped, self._stop = os.pipe()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        ready, _, _ = select.select([self._file, self._stopped], [], [])
+        return 0 if self._stopped in ready else os.readv(self._file, [buffer])
+
+    def stop(self) -> None:
+        os.write(self._stop, b"\0")
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._stop)
+            os.close(self._stopped)
+        super().close()
+
+
+@contextmanager
+def _lines(file: BinaryIO) -> Iterator[Iterable[bytes]]:
+    # Python waits for its threads before it exits. The input closes itself once no thread uses it.
+    source = _Input(file.fileno())
+    try:
+        yield BufferedReader(source, _BUFFER_SIZE)
+    finally:
+        source.stop()
 
 
 @contextmanager

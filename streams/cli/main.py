@@ -30,7 +30,6 @@ _NAMES = (
     "anabranch",
     cls=Group,
     commands=cast("dict[str, click.Command]", CommandModules("streams.cli.commands", _NAMES)),
-    context_settings={"help_option_names": ["-h", "--help"]},
     examples=(
         "anabranch demo",
         "anabranch check",

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -16,7 +16,7 @@ from streams.configured import broker_connection, load_profiles, open_codec, res
 from streams.settings import load, load_all, secret_names
 from streams.terminal import Console, Text, echo, json_text, printable
 
-__all__ = ["ListedSetting", "as_json", "masked_url", "read", "show"]
+__all__ = ["ListedSetting", "as_json", "read", "show"]
 
 _MASK: Final = "***"
 _NOT_SET: Final = "–"
@@ -25,9 +25,14 @@ _CONNECTION_STRING: Final = "_CONNECTION_STRING"
 # An address with nothing in an unexpected place. In any other, a part of the password could be anywhere.
 _ADDRESS: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?:(?P<user>[^:/?#@\s]*)(?P<password>:[^:/?#@\s]*)?@)?"
-    r"(?P<host>(?:\[[0-9a-fA-F:.]+\]|[^:/?#@,\s]*)(?::\d+)?(?:,(?:\[[0-9a-fA-F:.]+\]|[^:/?#@,\s]*)(?::\d+)?)*)"
-    r"(?P<path>/[^?#@\s]*)?(?:\?(?P<query>[^#@\s]*))?"
+    r"(?P<host>(?:\[[0-9a-fA-F:.]+\]|[^:/?#@,;&=\s]*)(?::\d+)?"
+    r"(?:,(?:\[[0-9a-fA-F:.]+\]|[^:/?#@,;&=\s]*)(?::\d+)?)*)"
+    r"(?P<path>/[^?#@;&=\s]*)?(?:\?(?P<query>[^#@\s]*))?"
 )
+# A value that cannot hide a second parameter, a password or a key.
+_SIMPLE: Final = re.compile(r"[\w./,+~*\[\]-]*")
+_HOSTS: Final = re.compile(r"[\w./,+~*\[\]:-]*")
+_KEY: Final = "-----BEGIN"
 # Parameters of a connection string that are shown.
 _HARMLESS: Final = frozenset(
     {
@@ -38,7 +43,6 @@ _HARMLESS: Final = frozenset(
             "ssl_max_protocol_version",
             "krbsrvname",
             "gsslib",
-            "options",
             "search_path",
         ),
     }
@@ -99,29 +103,53 @@ def _listed(
 
 def _shown(name: str, value: Any) -> str | int | float | None:
     if isinstance(value, SecretStr):
-        return masked_url(value.get_secret_value()) if name.endswith(_CONNECTION_STRING) else _MASK
+        return _masked_dsn(value.get_secret_value()) if name.endswith(_CONNECTION_STRING) else _MASK
     if value is None or isinstance(value, (int, float)):
         return value
     text = ",".join(value) if isinstance(value, tuple) else str(value)
-    return masked_url(text) if "://" in text and not isinstance(value, PurePath) else text
+    if _KEY in text:
+        return _MASK  # a key instead of its file's name
+    is_url = name.endswith("_URL") or ("://" in text and not isinstance(value, PurePath))
+    return _masked_url(text) if is_url else text
 
 
-def masked_url(url: str) -> str:
-    """The address with passwords masked; all of it, if it is not certain where a password is."""
+def _masked_dsn(dsn: str) -> str:
+    """The connection string with passwords masked; all of it, if it is not certain where a password is."""
+    match = _ADDRESS.fullmatch(dsn)
+    if match is None or not _SIMPLE.fullmatch(unquote(match["path"] or "")):
+        return _MASK
+    login = ""
+    if match["user"] is not None:
+        user = _MASK if ":" in unquote(match["user"]) else match["user"]
+        login = f"{user}{':' + _MASK if match['password'] else ''}@"
+    return _joined(match, login, _masked_parameter)
+
+
+def _masked_url(url: str) -> str:
+    """The address of a service: a user name there may be a token, and any parameter may be a key."""
     match = _ADDRESS.fullmatch(url)
     if match is None:
         return _MASK
-    user, path = match["user"], match["path"] or ""
-    login = "" if user is None else f"{user}{':' + _MASK if match['password'] else ''}@"
-    query = (
-        "" if match["query"] is None else "?" + "&".join(map(_masked_parameter, match["query"].split("&")))
+    login = f"{_MASK}@" if match["user"] or match["password"] else ""
+    return _joined(
+        match,
+        login,
+        lambda parameter: f"{parameter.partition('=')[0]}={_MASK}" if "=" in parameter else _MASK,
     )
-    return f"{match['scheme']}{login}{match['host']}{path}{query}"
+
+
+def _joined(match: re.Match[str], login: str, mask: Callable[[str], str]) -> str:
+    query = "" if match["query"] is None else "?" + "&".join(map(mask, match["query"].split("&")))
+    return f"{match['scheme']}{login}{match['host']}{match['path'] or ''}{query}"
 
 
 def _masked_parameter(parameter: str) -> str:
-    name, equals, _ = parameter.partition("=")
-    return parameter if unquote(name).lower() in _HARMLESS else f"{name}={_MASK}" if equals else _MASK
+    name, equals, value = parameter.partition("=")
+    if not equals:
+        return _MASK
+    known = unquote(name).lower()
+    simple = _HOSTS if known == "host" else _SIMPLE
+    return parameter if known in _HARMLESS and simple.fullmatch(unquote(value)) else f"{name}={_MASK}"
 
 
 def as_json(found: Sequence[ListedSetting]) -> str:

@@ -321,7 +321,7 @@ class Client:
         key = options.get("key")
         if key is None:
             key = str(event.event_id).encode()
-        publisher = await self._connections.open_publisher(topic)
+        publisher = await self._connections.open_publisher(topic, texts=isinstance(event, QueryText))
         try:
             # Of each name, the last header counts.
             await publisher.publish(topic, key, value, [*(options.get("headers") or ()), *headers])

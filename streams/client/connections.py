@@ -79,13 +79,21 @@ class Connections:
             diagnosis = await diagnose(self._broker)
             raise ConnectionFailed(str(diagnosis or f"Kafka: {type(error).__name__}: {error}")) from error
 
-    async def open_publisher(self, topic: str) -> Publisher:
-        """The publisher, after a check that the topic exists."""
-        return await self._completely(self._open_publisher(topic))
+    async def open_publisher(self, topic: str, *, texts: bool = False) -> Publisher:
+        """The publisher, after a check that the topic exists.
 
-    async def _open_publisher(self, topic: str) -> Publisher:
+        Args:
+            topic: where events go.
+            texts: whether an embedding stage reads it.
+        """
+        return await self._completely(self._open_publisher(topic, texts=texts))
+
+    async def _open_publisher(self, topic: str, *, texts: bool) -> Publisher:
         async with self._opening, self.explained():
-            await self._partitions_of(topic)
+            try:
+                await self._partitions_of(topic)
+            except MissingTopics as error:
+                raise MissingTopics(error.topics, texts=texts) from None
             if self._publisher is None:
                 publisher = Publisher(
                     self._broker.client_options(),

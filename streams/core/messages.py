@@ -396,11 +396,9 @@ class MetadataRange(_Message):
         return self
 
 
+# docs/development.md lists what else a filter needs.
 class Filters(_Message):
-    """Conditions on chunks and documents. ``None`` means no condition; all others must be met.
-
-    docs/development.md lists what else a filter needs.
-    """
+    """Conditions on chunks and documents. ``None`` means no condition; all others must be met."""
 
     section: _Text | None = None
     source_url_prefix: _Text | None = None

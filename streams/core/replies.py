@@ -37,6 +37,8 @@ REPLY_WARNINGS: Final = (
     WarningCode.REPLY_PARTITION_MISSING,
     WarningCode.REPLY_NOT_AUTHORIZED,
     WarningCode.REPLY_TOO_LARGE,
+    WarningCode.REPLY_REJECTED,
+    WarningCode.REPLY_EXPIRED,
 )
 """Why a result that was to be a reply is not one."""
 

@@ -20,3 +20,5 @@ class WarningCode(StrEnum):
     REPLY_PARTITION_MISSING = "reply_partition_missing"
     REPLY_NOT_AUTHORIZED = "reply_not_authorized"
     REPLY_TOO_LARGE = "reply_too_large"
+    REPLY_REJECTED = "reply_rejected"
+    REPLY_EXPIRED = "reply_expired"

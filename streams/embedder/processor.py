@@ -106,7 +106,7 @@ class TextProcessor(EventProcessor[_Decoded]):
         if tracker.decoded is None:
             clock = perf_counter()
             event = await self._decode(self._codec.decode_text, value)
-            tracker.event_id = event.event_id
+            tracker.event_id, tracker.expires_at = event.event_id, event.expires_at
             refuse_expired(event.expires_at)
             tracker.decoded = _Decoded(event)
             metrics.stage("decode").observe(perf_counter() - clock)

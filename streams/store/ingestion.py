@@ -5,8 +5,8 @@ grants. `COPY` cannot write to tables with row-level security, so rows are copie
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
@@ -40,6 +40,16 @@ _LOST_RACE: Final = (
     asyncpg.UniqueViolationError,
 )
 _ATTEMPTS: Final = 6
+_CONNECTION_ERRORS: Final = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+_CLOSE_SECONDS: Final = 5.0
+# asyncpg sends rows in buffers of 512 KiB. If it has to wait between two of them and the connection is lost meanwhile,
+# it waits indefinitely, or logs the error and raises another.
+_COPY_BYTES: Final = 400_000
 # SQLSTATE classes of errors that are due to the data: data exception, constraint, triggered data change, check option,
 # program limit (a value is too long for an index), raised by a back end's own trigger.
 _DUE_TO_DATA: Final = frozenset({"22", "23", "27", "44", "54", "P0"})
@@ -104,7 +114,7 @@ async def open_documents(dsn: str, *, statement_cache_size: int = 100) -> AsyncI
     try:
         # In one transaction: a pooler without prepared statements may otherwise change the server between two steps of
         # one statement.
-        async with connection.transaction():
+        async with _transaction(connection):
             row = await connection.fetchrow(_EMBEDDING_COLUMN)
             if row is None or row["dimensions"] < 1:
                 raise IngestionError(
@@ -268,8 +278,7 @@ class DocumentStore:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
-        # READ COMMITTED, whatever the default: the triggers need it.
-        async with self._connection.transaction(isolation="read_committed"):
+        async with _transaction(self._connection):
             # Not more than what ingestion needs, whoever logged in.
             await self._connection.execute("SET LOCAL ROLE anabranch_writer")
             yield
@@ -322,9 +331,10 @@ class DocumentStore:
             ("ingested_grants", ("document_id", "principal"), _grant_rows(documents)),
             ("ingested_chunks", _CHUNK_COLUMNS, _chunk_rows(documents)),
         ):
-            await self._connection.copy_records_to_table(
-                table, schema_name="pg_temp", columns=columns, records=records
-            )
+            for part in _parts(records):
+                await self._connection.copy_records_to_table(
+                    table, schema_name="pg_temp", columns=columns, records=part
+                )
 
     async def _delete(self, ids: Sequence[UUID]) -> Deleted:
         await self._connection.fetch(_LOCK, ids)
@@ -340,6 +350,62 @@ class DocumentStore:
     async def _count(self, statement: str, *arguments: Any) -> int:
         """Execute a statement; returns how many rows it wrote."""
         return int((await self._connection.execute(statement, *arguments)).rpartition(" ")[2])
+
+
+@asynccontextmanager
+async def _transaction(connection: "asyncpg.Connection[asyncpg.Record]") -> AsyncIterator[None]:
+    """A transaction that raises the first error. If the connection is lost, asyncpg's raises the rollback's instead."""
+    # READ COMMITTED, whatever the default: the triggers need it.
+    transaction = connection.transaction(isolation="read_committed")
+    try:
+        await transaction.start()
+        try:
+            yield
+        except BaseException:
+            await _roll_back(transaction, connection)
+            raise
+        await transaction.commit()
+    except asyncpg.InternalClientError as error:
+        if not connection.is_closed():
+            raise
+        # asyncpg drops what the server says between two statements before it closes the connection, and the next
+        # statement fails with an error about the state of the protocol.
+        raise asyncpg.ConnectionDoesNotExistError("the server closed the connection") from error
+
+
+async def _roll_back(
+    transaction: asyncpg.transaction.Transaction, connection: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
+    try:
+        await transaction.rollback()
+    except _CONNECTION_ERRORS:
+        # The connection is lost, and the server rolls back. A COPY that could not start leaves a pending operation in
+        # asyncpg. Unless the connection is closed before the loss is noticed, its error goes to the log.
+        with suppress(*_CONNECTION_ERRORS):
+            await connection.close(timeout=_CLOSE_SECONDS)
+
+
+def _parts(records: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Groups of rows, each small enough for one COPY."""
+    part: list[tuple[Any, ...]] = []
+    size = 0
+    for record in records:
+        part.append(record)
+        size += sum(map(_size, record))
+        if size >= _COPY_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size(value: Any) -> int:
+    """Of a value in COPY's binary format, in bytes; rounded up."""
+    if isinstance(value, str):
+        return 8 + len(value.encode())
+    if isinstance(value, np.ndarray):
+        return 8 + value.nbytes
+    return 32 + 20 * len(value) if isinstance(value, (list, tuple)) else 32
 
 
 def _document_row(document: Document) -> tuple[Any, ...]:

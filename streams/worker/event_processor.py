@@ -174,7 +174,7 @@ class EventProcessor(ABC, Generic[D]):
         except TerminalError as error:
             if tracker.event_id is not None:
                 error.event_id = tracker.event_id
-            await self._dead_letter(record, record.value, error, reply_due=tracker.reply_due)
+            await self._dead_letter(record, record.value, error, tracker)
 
     async def _answer_with_retries(
         self, record: InputRecord, value: bytes, tracker: "AttemptTracker[D]"
@@ -241,7 +241,7 @@ class EventProcessor(ABC, Generic[D]):
             self._stage_metrics.event_age.observe(max(0.0, (datetime.now(UTC) - occurred_at).total_seconds()))
 
     async def _dead_letter(
-        self, record: InputRecord, value: bytes, error: TerminalError, *, reply_due: bool
+        self, record: InputRecord, value: bytes, error: TerminalError, tracker: "AttemptTracker[D]"
     ) -> None:
         headers = error_headers(error, topic=record.topic, partition=record.partition, offset=record.offset)
         try:
@@ -252,8 +252,8 @@ class EventProcessor(ABC, Generic[D]):
             at = record.offset
             headers = [*headers, *placeholder_headers(first=at, last=at, size=len(value))]
             await self._publish_placeholder(record.key, record.headers, headers)
-        if reply_due:
-            await self._replies.fail(record.key, record.headers, error)
+        if tracker.reply_due:
+            await self._replies.fail(record.key, record.headers, error, expires_at=tracker.expires_at)
         self._count_dead_letter(record, record.offset, error)
 
     async def _dead_letter_unreadable(self, record: InputRecord, batch: Unreadable) -> None:
@@ -325,6 +325,7 @@ class AttemptTracker(Generic[D]):
         began: time of the first attempt (monotonic, seconds).
         decoded: the event; None until an attempt has decoded it.
         event_id: its id, as soon as it is known.
+        expires_at: until when its sender waits; None: not known, or indefinitely.
         stage: the stage that was entered last.
         replied: the caller has its reply.
         reply_refused: why it cannot have the result as its reply; None: it was not refused.
@@ -334,6 +335,7 @@ class AttemptTracker(Generic[D]):
         self.began = began
         self.decoded: D | None = None
         self.event_id: UUID | None = None
+        self.expires_at: datetime | None = None
         self.stage = "decode"
         self.replied = False
         self.reply_refused: WarningCode | None = None

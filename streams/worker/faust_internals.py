@@ -36,7 +36,13 @@ from faust.types import TP
 from faust.web.drivers import aiohttp as web_driver
 from mode.types import ServiceT
 
-from streams.broker.aiokafka_internals import client_of, configure_consumer, coordinator_of, position_of
+from streams.broker.aiokafka_internals import (
+    client_of,
+    configure_consumer,
+    coordinator_of,
+    forbid_topic_creation,
+    position_of,
+)
 from streams.broker.publisher import Publisher
 from streams.broker.records import MAX_HEADERS, ReadBudget, patch_fetcher
 from streams.broker.topic_ids import topic_ids
@@ -96,6 +102,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         self._commits_fail = False
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        forbid_topic_creation()
         patch_fetcher(self._max_inflated_bytes, self._budget, max_headers=MAX_HEADERS)
         self.thread_loop.set_exception_handler(_log_unless_kafka_error)
         consumer = super()._create_worker_consumer(transport)

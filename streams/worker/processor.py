@@ -101,7 +101,7 @@ class Processor(EventProcessor[_Decoded]):
         if tracker.decoded is None:
             clock = perf_counter()
             query = await self._decode(self._codec.decode_query, value)
-            tracker.event_id = query.event_id
+            tracker.event_id, tracker.expires_at = query.event_id, query.expires_at
             tracker.decoded = query, self._resolve_params(query)
             metrics.stage("decode").observe(perf_counter() - clock)
         query, params = tracker.decoded
@@ -147,7 +147,9 @@ class Processor(EventProcessor[_Decoded]):
         # The reply first: somebody waits for it.
         if tracker.reply_due:
             try:
-                tracker.replied = await self._replies.answer(record.key, payload, record.headers)
+                tracker.replied = await self._replies.answer(
+                    record.key, payload, record.headers, expires_at=tracker.expires_at
+                )
             except ReplyRefused as refused:
                 tracker.reply_refused = refused.code
         if tracker.reply_refused is not None:

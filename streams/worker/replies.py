@@ -7,6 +7,7 @@ that cannot be sent as a reply, which the stage decides. The headers are in `str
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from datetime import datetime
 from time import monotonic
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class PublishReply(Protocol):
         headers: Headers,
         *,
         check: CheckTarget,
+        expires_at: datetime | None,
     ) -> None: ...
 
 
@@ -91,13 +93,16 @@ class Replies:
         self._topics = topics
         self._count = count
 
-    async def answer(self, key: bytes | None, payload: bytes, headers: Headers) -> bool:
+    async def answer(
+        self, key: bytes | None, payload: bytes, headers: Headers, *, expires_at: datetime | None
+    ) -> bool:
         """Send a result to the caller, if there is one.
 
         Args:
             key: the event's.
             payload: the encoded result.
             headers: the event's.
+            expires_at: until when the caller waits; None: indefinitely.
 
         Returns:
             Whether the event's sender wanted a reply, and the broker has acknowledged it.
@@ -111,9 +116,10 @@ class Replies:
             if target is None:
                 return False
             try:
-                await self._send(target, key, payload, without_error_headers(result_headers(headers)))
+                own = without_error_headers(result_headers(headers))
+                await self._send(target, key, payload, own, expires_at)
             except ResultTooLarge as error:
-                await self._send_error(target, key, headers, error)
+                await self._send_error(target, key, headers, error, expires_at)
                 raise ReplyRefused(WarningCode.REPLY_TOO_LARGE) from None
         except ReplyRefused as refused:
             self._refused(refused)
@@ -121,35 +127,50 @@ class Replies:
         self._count.labels(REPLY_ANSWERED).inc()
         return True
 
-    async def fail(self, key: bytes | None, headers: Headers, error: TerminalError) -> None:
+    async def fail(
+        self, key: bytes | None, headers: Headers, error: TerminalError, *, expires_at: datetime | None
+    ) -> None:
         """Send the reason for a dead letter to the caller, if there is one and the reply can be sent.
 
         Args:
             key: the event's.
             headers: the event's.
             error: the reason.
+            expires_at: until when the caller waits; None: indefinitely, or unknown.
         """
         try:
             target = self._target(headers)
             if target is None:
                 return
-            await self._send_error(target, key, headers, error)
+            await self._send_error(target, key, headers, error, expires_at)
         except ReplyRefused as refused:
             self._refused(refused)
         else:
             self._count.labels(REPLY_DEAD_LETTERED).inc()
 
     async def _send_error(
-        self, target: ReplyTarget, key: bytes | None, headers: Headers, error: TerminalError
+        self,
+        target: ReplyTarget,
+        key: bytes | None,
+        headers: Headers,
+        error: TerminalError,
+        expires_at: datetime | None,
     ) -> None:
         own = without_error_headers(result_headers(headers))
         try:
-            await self._send(target, key, b"", [*own, *reply_error_headers(error)])
+            await self._send(target, key, b"", [*own, *reply_error_headers(error)], expires_at)
         except ResultTooLarge:
             raise ReplyRefused(WarningCode.REPLY_TOO_LARGE) from None
 
-    async def _send(self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers) -> None:
-        await self._publish(target, key, value, headers, check=self._topics.check)
+    async def _send(
+        self,
+        target: ReplyTarget,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers,
+        expires_at: datetime | None,
+    ) -> None:
+        await self._publish(target, key, value, headers, check=self._topics.check, expires_at=expires_at)
 
     def _refused(self, refused: ReplyRefused) -> None:
         self._count.labels(refused.code).inc()

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import faulthandler
 import gc
 import logging
 import os
@@ -64,6 +65,7 @@ def run_stage(settings: Settings, build: Callable[[], StageApp]) -> NoReturn:
         SettingsError: a required setting is missing or unusable.
         StartupRefused: the preflight finds that it must not run.
     """
+    faulthandler.enable()  # a crash in native code leaves the stack of each thread in the log
     _check_port(settings.anabranch_web_bind_address, settings.anabranch_web_port)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -263,6 +263,7 @@ class StageApp(ABC):
             stop_seconds=self.shutdown.seconds_left,
             compression=compression,
             connect_first=connect_first,
+            on_give_up=lambda: self._failing_publishers.discard(name),
         )
 
     def _replies(self) -> Replies:
@@ -302,6 +303,7 @@ class StageApp(ABC):
                 "input_topic": settings.anabranch_input_topic,
                 "output_topic": settings.anabranch_output_topic,
                 "dead_letter_topic": settings.anabranch_dead_letter_topic,
+                "reply_topics": [*settings.anabranch_reply_topics],
                 **self._started_with(),
                 "port": settings.anabranch_web_port,
             },

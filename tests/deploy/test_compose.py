@@ -213,6 +213,15 @@ def test_the_variables_choose_model_and_dimensions(
     result_contract(loaded[-1])
 
 
+def test_the_embedding_stage_writes_what_the_workers_read(processes: ComposeProcesses) -> None:
+    stage, worker = _load(processes, "embedder"), _load(processes, "worker")
+    assert stage.anabranch_output_topic == worker.anabranch_input_topic
+    assert stage.kafka_bootstrap_servers == worker.kafka_bootstrap_servers
+    created, _ = settings.load_embedder(processes.environment("text-topics"))
+    for name in ("input", "output", "dead_letter"):
+        assert getattr(stage, f"anabranch_{name}_topic") == getattr(created, f"anabranch_{name}_topic")
+
+
 def test_each_gets_the_connection_it_needs_and_no_other(
     ours: dict[str, dict[str, Any]], processes: ComposeProcesses
 ) -> None:

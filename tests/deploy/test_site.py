@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import Browser
 from tests.left_out import unavailable
 
 SOUND = {
@@ -52,7 +53,8 @@ def build(root: Path, tmp_path: Path) -> Callable[[], tuple[int, str]]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     shutil.copy(root / "docs/conf.py", tmp_path / "docs")
-    shutil.copytree(root / "docs/root", tmp_path / "docs/root")
+    for folder in ("root", "static"):
+        shutil.copytree(root / "docs" / folder, tmp_path / "docs" / folder)
     shutil.copy(root / "docs/validate.png", tmp_path / "docs/picture.png")
 
     def run() -> tuple[int, str]:
@@ -104,3 +106,37 @@ def test_what_is_broken_fails_the_build(build: Callable[[], tuple[int, str]], tm
         mine = [line for line in warnings if f"/broken{number}.md:" in line and ": WARNING: " in line]
         assert any(name in line for line in mine), (defect, mine)
     assert any("/docs/page.md: WARNING: document isn't included in any toctree" in line for line in warnings)
+
+
+async def test_a_page_fits_a_phone_and_dark_rooms(
+    build: Callable[[], tuple[int, str]], tmp_path: Path, browser: Browser
+) -> None:
+    """Long names in a table break instead of hiding the column that explains them."""
+    page = tmp_path / "docs/page.md"
+    rows = "".join(
+        f"| `ANABRANCH_A_NAME_THAT_IS_QUITE_LONG_{number}` | `default` | what it means, in a sentence |\n"
+        for number in range(3)
+    )
+    page.write_text(f"{page.read_text()}\n| setting | default | |\n|---|---|---|\n{rows}")
+    assert build() == (0, "")
+    address = (tmp_path / "build/docs/docs/page.html").as_uri()
+    for dark in (False, True):
+        async with browser.tab() as tab:
+            await tab.open(address, width=400, dark=dark)
+            assert await tab.evaluate("document.scrollingElement.scrollWidth") == 400
+            table = "document.querySelector('.table-wrapper')"
+            assert await tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth + 1")
+            picture = "getComputedStyle(document.querySelector('article img')).filter"
+            assert (await tab.evaluate(picture) != "none") == dark
+
+
+async def test_the_search_works_without_a_server(
+    build: Callable[[], tuple[int, str]], tmp_path: Path, browser: Browser
+) -> None:
+    assert build() == (0, "")
+    async with browser.tab() as tab:
+        await tab.open((tmp_path / "build/docs/search.html").as_uri() + "?q=contract")
+        await tab.until("document.querySelector('#search-results li a') !== null")
+        found = await tab.evaluate("[...document.querySelectorAll('#search-results li a')].map(a => a.href)")
+        await tab.open(next(link for link in found if "contracts/one/v1/README.html" in link))
+        assert await tab.evaluate("document.querySelector('h1').textContent.includes('Contract')")

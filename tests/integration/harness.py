@@ -21,10 +21,12 @@ from uuid import UUID, uuid4
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import ConsumerRecord
 from fastavro import schemaless_reader
 from prometheus_client.parser import text_string_to_metric_families
 
+from streams.broker.clients import running_admin
 from streams.broker.topics import TopicSpec, create_topics, topic_specs
 from streams.core.messages import QueryEmbedding
 from streams.wire import Codec
@@ -150,6 +152,18 @@ def topic_specs_of(channel: Channel, *, copies: int = 1) -> list[TopicSpec]:
         max_event_bytes=_MAX_BYTES,
         reply_topics=[channel.replies],
     )
+
+
+async def configure_topic(bootstrap_servers: str, topic: str, **config: str) -> None:
+    """Sets options of a topic; the others become the broker's defaults. Returns when the broker reports them."""
+    async with running_admin({"bootstrap_servers": bootstrap_servers}) as admin, asyncio.timeout(30):
+        wanted = ConfigResource(ConfigResourceType.TOPIC, topic, configs=config)
+        [response] = await admin.alter_configs([wanted])
+        assert [error for error, *_ in response.resources] == [0], response
+        reported: dict[str, str] = {}
+        while not config.items() <= reported.items():
+            [response] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+            reported = {name: value for name, value, *_ in response.resources[0][4]}
 
 
 class OutputReader:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -15,10 +16,12 @@ from streams.broker import publisher as module
 from streams.broker.clients import running_admin
 from streams.broker.publisher import Publisher
 from streams.broker.topic_ids import TopicProbe
+from streams.core.errors import ResultTooLarge
 from streams.core.replies import ReplyRefused, ReplyTarget
 from streams.embedded.broker import EmbeddedBroker
 from streams.worker.replies import ReplyTopics
-from tests.integration.harness import PARTITIONS, Channel, open_channel
+from tests.integration.harness import PARTITIONS, Channel, configure_topic, open_channel
+from tests.integration.kafka.apache_kafka import ApacheKafka
 
 
 def _producer_of(publisher: Publisher) -> Any:
@@ -127,12 +130,22 @@ class Replying:
         self._topics = topics
         self.admin = admin
 
-    async def reply(self, topic: str, partition: int | None) -> str:
+    async def reply(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None = None,
+        *,
+        value: bytes = b"value",
+        expires_at: datetime | None = None,
+    ) -> str:
         """The reason why it cannot be sent; else nothing."""
         target = ReplyTarget(topic, partition)
         try:
-            await self._publisher.publish_reply(target, None, b"value", [], check=self._topics.check)
-        except ReplyRefused as refused:
+            await self._publisher.publish_reply(
+                target, key, value, [], check=self._topics.check, expires_at=expires_at
+            )
+        except (ReplyRefused, ResultTooLarge) as refused:
             return refused.code
         return ""
 
@@ -185,3 +198,49 @@ async def test_a_partition_that_was_added_can_be_replied_to(
         while await own.reply(channel.replies, PARTITIONS):  # noqa: ASYNC110  # the broker may not have it yet
             await asyncio.sleep(0.1)
     assert errors == []
+
+
+@pytest.mark.parametrize("broker", ["kafka"], indirect=True)  # the embedded one takes records without a key
+async def test_a_compacted_reply_topic_takes_replies_with_a_key_only(channel: Channel) -> None:
+    """Although records of both kinds are in one batch, which the broker rejects as a whole."""
+    errors: list[BaseException] = []
+    await configure_topic(channel.bootstrap_servers, channel.replies, **{"cleanup.policy": "compact"})
+    async with replying(channel, errors.append) as own, asyncio.timeout(30):
+        keys = [b"key" if number % 3 else None for number in range(90)]
+        codes = await asyncio.gather(
+            *(own.reply(channel.replies, number % 2, key) for number, key in enumerate(keys))
+        )
+        assert codes == ["" if key else "reply_rejected" for key in keys]
+        assert await own.reply(channel.replies, None, b"key") == ""
+    assert errors == []
+
+
+@pytest.mark.parametrize("broker", ["kafka"], indirect=True)  # the embedded one has no such limit
+async def test_a_reply_is_too_large_only_if_it_is_too_large_alone(channel: Channel) -> None:
+    errors: list[BaseException] = []
+    await configure_topic(channel.bootstrap_servers, channel.replies, **{"max.message.bytes": "2000"})
+    async with replying(channel, errors.append) as own, asyncio.timeout(30):
+        sizes = [1000] * 30 + [3000]
+        codes = await asyncio.gather(
+            *(own.reply(channel.replies, 0, b"key", value=b"a" * size) for size in sizes)
+        )
+        assert codes == [""] * 30 + ["result_too_large"]
+    assert errors == []
+
+
+@pytest.mark.parametrize("broker", ["kafka"], indirect=True)
+async def test_a_reply_waits_for_kafka_no_longer_than_its_caller(
+    channel: Channel, broker: ApacheKafka
+) -> None:
+    errors: list[BaseException] = []
+    async with replying(channel, errors.append) as own:
+        assert await own.reply(channel.replies, 0) == ""
+        await asyncio.to_thread(broker.stop)
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        async with asyncio.timeout(60):
+            assert await own.reply(channel.replies, 0, expires_at=soon) == "reply_expired"
+        assert datetime.now(UTC) >= soon
+        lasting = asyncio.ensure_future(own.reply(channel.replies, 1))
+        await asyncio.to_thread(broker.start)
+        async with asyncio.timeout(60):
+            assert await lasting == ""

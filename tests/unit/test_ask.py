@@ -205,7 +205,8 @@ def test_an_answer_is_shown_with_its_passages_reasons_and_warnings() -> None:
         passages=1,
         similarity_threshold=0.5,
         tokens_used=3,
-        warnings=("k_clamped",),
+        k_requested=2,
+        warnings=("k_clamped", "parent_missing"),
     )
     lines = shown(Answer(found, ["text_truncated"]))
     assert lines[0] == (
@@ -214,8 +215,9 @@ def test_an_answer_is_shown_with_its_passages_reasons_and_warnings() -> None:
     assert "1  global  0.500  Some text." in lines[1]
     assert lines[2:] == [
         "The threshold of 0.5 excludes 1 of 2 candidates.",
-        "warning: text_truncated",
-        "warning: k_clamped",
+        "warning: text_truncated: only the beginning of the question was embedded",
+        "warning: k_clamped: the profile extraction does not allow 2 passages; k is 5",
+        "warning: parent_missing",
     ]
 
 
@@ -242,7 +244,7 @@ def test_a_prompt_has_the_passages_as_their_tokens_were_counted(capsys: pytest.C
     view.show_prompt(Answer(made_up.result(passages), ["text_truncated"]), QUESTION)
     captured = capsys.readouterr()
     assert captured.out == "[Source: a]\nOne\tand\x0ctwo.\n\nThree.\n"
-    assert captured.err.splitlines()[-1] == "warning: text_truncated"
+    assert captured.err.splitlines()[-1].startswith("warning: text_truncated: ")
 
 
 # The demo's lines

@@ -42,6 +42,14 @@ def test_faults_come_first_then_facts_then_the_verdict() -> None:
     ]
 
 
+def test_a_fault_that_says_what_to_do_needs_no_remedy() -> None:
+    refused = Finding("connection", "refused", "it must start with postgresql://", "")
+    assert shown(CheckReport([refused], []))[:2] == [
+        "refused  connection: it must start with postgresql://",
+        "",
+    ]
+
+
 def test_the_verdict_is_that_of_the_worst_finding() -> None:
     assert shown(CheckReport([OK], []))[-1] == "a worker can run here"
     assert shown(CheckReport(FINDINGS[:2], []))[-1] == "a worker can run here: 1 warning"

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from streams.cli.errors import Failed, Interrupted, NeedsConsent, Unusable
 from streams.cli.main import commands
-from streams.settings import EmbeddingSettings, IngestionSettings, environment_names, secret_names
+from streams.settings import EmbeddingSettings, IngestionSettings, environment_names, load_all, secret_names
 from tests.commands_page import PAGE, every_command, help_of, with_help
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -299,6 +299,20 @@ def test_no_secret_is_listed() -> None:
         *((f"postgresql://worker:1@2{char}{{}}@db/app", "***") for char in "@/?#: "),
         ("host=db password={}", "***"),
         ("{}", "***"),
+        # Separators in the wrong place or encoding, and values that are more than one.
+        ("postgresql://worker%3A{}@db/app", "postgresql://***@db/app"),
+        *((f"postgresql://worker@db/app{char}password={{}}", "***") for char in "&;"),
+        ("postgresql://worker@db/app%26password%3D{}", "***"),
+        ("postgresql://worker@db/password={}", "***"),
+        ("postgresql://db;password={}/app", "***"),
+        *(
+            (f"postgresql://db/app?sslmode=require{char}password={{}}", "postgresql://db/app?sslmode=***")
+            for char in (";", "%26", ",")
+        ),
+        ("postgresql://db/app?options=-c%20app.secret%3D{}", "postgresql://db/app?options=***"),
+        ("postgresql://db/app?user=worker:{}", "postgresql://db/app?user=***"),
+        ("postgresql://db/app?sslkey=-----BEGIN%20PRIVATE%20KEY-----{}", "postgresql://db/app?sslkey=***"),
+        ("postgresql://?host=a:5433,[::1]&user=worker", "postgresql://?host=a:5433,[::1]&user=worker"),
     ],
 )  # fmt: skip
 def test_of_a_connection_string_only_the_password_is_masked(address: str, shown: str) -> None:
@@ -306,9 +320,34 @@ def test_of_a_connection_string_only_the_password_is_masked(address: str, shown:
     assert found["DATABASE_CONNECTION_STRING"] == (shown, "environment")
 
 
-def test_an_address_of_a_provider_is_masked_too() -> None:
-    found = listed(ANABRANCH_EMBEDDING_BASE_URL=f"https://me:{SECRET}@embed.example/v1?key={SECRET}")
-    assert found["ANABRANCH_EMBEDDING_BASE_URL"] == ("https://me:***@embed.example/v1?key=***", "environment")
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://embed.example:8080/v1", "https://embed.example:8080/v1"),
+        ("https://me:{}@embed.example/v1?key={}", "https://***@embed.example/v1?key=***"),
+        ("https://{}@embed.example/v1", "https://***@embed.example/v1"),
+        ("https://{}:@embed.example/v1", "https://***@embed.example/v1"),
+        ("https://embed.example/v1?user={}&{}", "https://embed.example/v1?user=***&***"),
+        ("https://embed.example/v1#{}", "***"),
+        ("me:{}@embed.example/v1", "***"),
+    ],
+)
+def test_an_address_of_a_provider_is_masked_too(address: str, shown: str) -> None:
+    found = listed(ANABRANCH_EMBEDDING_BASE_URL=address.format(SECRET, SECRET))
+    assert found["ANABRANCH_EMBEDDING_BASE_URL"] == (shown, "environment")
+
+
+def test_a_key_in_place_of_its_file_is_not_shown() -> None:
+    key = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----"
+    names = [name.upper() for settings in load_all({}) for name in type(settings).model_fields]
+    names += [f"{name}_FILE" for name in names if name.endswith(("_KEY", "_PASSWORD", "_STRING"))]
+    shown = 0
+    for name in {*names} - {"ANABRANCH_PROFILES_FILE", "ANABRANCH_SCHEMA_PATH"}:  # their errors name the path
+        for tls in ({}, {"KAFKA_SECURITY_PROTOCOL": "SSL", "KAFKA_SSL_CERTFILE": "certificate.pem"}):
+            done = run("settings", **{**tls, name: key})
+            assert SECRET not in done.output, name
+            shown += done.exit_code == 0
+    assert shown > 5
 
 
 def test_settings_in_a_pipe_are_lines() -> None:

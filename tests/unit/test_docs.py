@@ -1,4 +1,4 @@
-"""The documentation is true: what it names exists, and what exists is named. Settings and codes: see their tests."""
+"""The documentation is true: what it names exists, and what exists is named. See also test_reference.py."""
 
 import re
 from collections.abc import Iterator
@@ -11,14 +11,9 @@ from streams.cli.main import commands
 from streams.core.composition import UpstreamWarning
 from streams.core.embedding_errors import EmbeddingError, text_dead_letter_codes
 from streams.core.messages import Filters
-from streams.core.profiles import BUILTIN_PROFILES
 from streams.core.warning_codes import WarningCode
 from streams.telemetry.metrics import (
-    EMBEDDER_RETRY_CAUSES,
-    EMBEDDER_STAGES,
-    EmbedderMetrics,
     Metrics,
-    StageMetrics,
 )
 from streams.telemetry.status import status_document
 from streams.worker.dependency_health import DependencyState
@@ -65,47 +60,6 @@ def test_every_command_has_a_row_and_every_row_a_command() -> None:
     assert first_cells("commands.md", "Commands") == set(leaves(commands))
 
 
-def families(metrics: StageMetrics) -> set[str]:
-    return {
-        # A counter's family has no suffix, and an info's has; what a query names is the sample.
-        family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        for family in metrics.registry.collect()
-    }
-
-
-def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
-    assert first_cells("metrics.md", "Metrics") == families(Metrics())
-    own = {name for name in families(EmbedderMetrics()) if name.startswith("anabranch_")}
-    assert first_cells("embedding.md", "Metrics") == own
-
-
-def columns() -> dict[str, dict[str, str]]:
-    """Table to column to type, from the reference schema."""
-    sql = "\n".join(
-        (ROOT / "schemas/postgres" / name).read_text(encoding="utf-8")
-        for name in ("001_tables.sql", "002_derived.sql")
-    )
-    tables: dict[str, dict[str, str]] = {}
-    column = r"^ +(?:ADD COLUMN IF NOT EXISTS )?([a-z_]+) (uuid\[\]|text\[\]|double precision|vector\(768\)|[a-z]+)"
-    for table, body in re.findall(r"CREATE TABLE IF NOT EXISTS public\.(\w+) \((.*?)\n\);", sql, re.DOTALL):
-        tables[table] = dict(re.findall(column, body, re.MULTILINE))
-    for table, name, kind in re.findall(
-        r"ALTER TABLE public\.(\w+) ADD COLUMN IF NOT EXISTS (\w+) (\w+)", sql
-    ):
-        tables[table].setdefault(name, kind)
-    return tables
-
-
-def test_every_table_and_column_is_documented_with_its_type() -> None:
-    page = (ROOT / "docs/tables.md").read_text(encoding="utf-8")
-    documented = {
-        heading: dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
-        for heading, _, section in (part.partition("\n") for part in page.split("\n## ")[1:])
-    }
-    assert documented == columns()
-    assert set(documented["document_chunks"]) > {"embedding", "access_set_id", "related_topic_ids"}
-
-
 def test_every_field_of_the_status_has_a_row() -> None:
     text = (ROOT / "docs/running.md").read_text(encoding="utf-8")
     rows = [
@@ -125,12 +79,8 @@ def test_every_field_of_the_status_has_a_row() -> None:
 
 def test_the_contract_s_page_describes_every_filter() -> None:
     page = (ROOT / "contracts/query_embedding/v1/README.md").read_text(encoding="utf-8")
-    [row] = [line for line in page.splitlines() if line.startswith("| `filters` |")]
-    assert set(Filters.model_fields) <= set(re.findall(r"`(\w+)`", row))
-
-
-def test_every_profile_has_a_row() -> None:
-    assert first_cells("retrieval.md", "Profiles") == set(BUILTIN_PROFILES)
+    note, _ = (line for line in page.splitlines() if line.startswith("| `filters` |"))
+    assert set(Filters.model_fields) <= set(re.findall(r"`(\w+)`", note))
 
 
 def test_every_warning_that_a_result_can_carry_has_a_row() -> None:
@@ -149,20 +99,18 @@ def test_the_embedding_stage_s_codes_have_rows() -> None:
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == text_dead_letter_codes()
 
 
-def test_the_embedding_stage_s_labels_are_named() -> None:
-    page = (ROOT / "docs/embedding.md").read_text(encoding="utf-8")
-    for metric, labels in (
-        ("stage_duration_seconds", EMBEDDER_STAGES),
-        ("retries_total", EMBEDDER_RETRY_CAUSES),
-    ):
-        [row] = [line for line in page.splitlines() if line.startswith(f"| `anabranch_{metric}`")]
-        assert set(re.findall(r"`(\w+)`", row)) >= set(labels)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_that_a_page_links_to_exists(page: Path) -> None:
     """Without the site's generator; that one checks anchors too."""
     assert not [path for path in links(page) if not path.exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_markup_that_the_site_would_print_or_spoil(page: Path) -> None:
+    """Definition lists are printed with their colons; a line break in a picture's description joins two words."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^: .*", text, re.MULTILINE)
+    assert not [found for found in re.findall(r"!\[([^\]]*)\]", text) if "\n" in found]
 
 
 def test_the_readme_leads_to_every_page() -> None:
@@ -173,15 +121,3 @@ def test_the_readme_leads_to_every_page() -> None:
 
 def test_the_readme_stays_short() -> None:
     assert len(README.splitlines()) <= 200
-
-
-def test_make_help_lists_the_targets_that_the_pages_name() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = {
-        target
-        for page in PAGES
-        for target in re.findall(r"(?:^|`)make ([a-z-]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-    assert {"demo", "test", "faults", "docs", "evaluate"} <= targets
-    for target in targets:
-        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target

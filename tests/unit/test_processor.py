@@ -130,6 +130,7 @@ class Broker:
         self._errors = list(errors)
         self._reply_errors = list(replies)
         self.sent: list[Sent] = []
+        self.reply_limits: list[datetime | None] = []
 
     async def publish(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
         await asyncio.sleep(0)
@@ -139,8 +140,16 @@ class Broker:
         self.sent.append(Sent(topic, key, value, cast("Sequence[tuple[str, bytes]]", headers)))
 
     async def publish_reply(
-        self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers, *, check: CheckTarget
+        self,
+        target: ReplyTarget,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers,
+        *,
+        check: CheckTarget,
+        expires_at: datetime | None,
     ) -> None:
+        self.reply_limits.append(expires_at)
         await check(target, again=False)
         if self._reply_errors:
             raise self._reply_errors.pop(0)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -144,9 +145,16 @@ class Gated(Broker):
         await self._wait(topic)
 
     async def publish_reply(
-        self, target: ReplyTarget, key: bytes | None, value: bytes, headers: Headers, *, check: CheckTarget
+        self,
+        target: ReplyTarget,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers,
+        *,
+        check: CheckTarget,
+        expires_at: datetime | None,
     ) -> None:
-        await super().publish_reply(target, key, value, headers, check=check)
+        await super().publish_reply(target, key, value, headers, check=check, expires_at=expires_at)
         await self._wait(target.topic)
 
     async def _wait(self, topic: str) -> None:
@@ -237,11 +245,40 @@ async def test_a_dead_letter_stays_as_it_is_where_its_reply_cannot_be_sent() -> 
     assert (bench.replies(), bench.outcomes()) == ({"reply_topic_missing": 1}, {"dead_lettered": 1})
 
 
-async def test_a_broker_that_does_not_let_the_worker_write_there() -> None:
-    refused = ReplyRefused(WarningCode.REPLY_NOT_AUTHORIZED)
+@pytest.mark.parametrize("code", ["reply_not_authorized", "reply_rejected", "reply_expired"])
+async def test_a_reply_that_the_broker_does_not_take(code: str) -> None:
+    refused = ReplyRefused(WarningCode(code))
     bench = Bench(Scripted(), Broker(replies=[refused]), reply_only=True)
     await bench.handle(asking())
-    assert CODEC.decode_result(sent_by_topic(bench)["results"].value).warnings == ("reply_not_authorized",)
+    assert CODEC.decode_result(sent_by_topic(bench)["results"].value).warnings == (code,)
+    assert (bench.replies(), bench.outcomes()) == ({code: 1}, {"answered": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({}, [None]),
+        ({"expires_at": "2999-01-01T00:00:00Z"}, [datetime(2999, 1, 1, tzinfo=UTC)]),
+        ({"expires_at": "2020-01-01T00:00:00Z"}, [datetime(2020, 1, 1, tzinfo=UTC)]),
+        (
+            {"expires_at": "2999-01-01T00:00:00Z", "profile": "unknown"},
+            [datetime(2999, 1, 1, tzinfo=UTC)],
+        ),
+    ],
+)
+async def test_a_reply_is_attempted_as_long_as_the_caller_waits(
+    changes: dict[str, Any], limits: list[datetime | None]
+) -> None:
+    bench = Bench(Scripted())
+    await bench.handle(asking(**changes))
+    assert bench.broker.reply_limits == limits
+
+
+async def test_the_embedding_stage_attempts_a_reply_as_long_as_the_caller_waits() -> None:
+    bench = test_text_processor.Bench()
+    record = test_text_processor.question(expires_at="2020-01-01T00:00:00Z")
+    await bench.handle(replace(record, headers=[*record.headers, *reply_request_headers(TARGET, ID)]))
+    assert bench.broker.reply_limits == [datetime(2020, 1, 1, tzinfo=UTC)]
 
 
 async def test_a_result_too_large_for_the_reply_topic_is_an_error_there() -> None:
@@ -415,3 +452,32 @@ async def test_a_refusal_after_an_outage_reports_that_kafka_answers_again(*, out
     with pytest.raises(ReplyRefused):
         await publisher.publish_reply(TARGET, None, b"", [], check=ReplyTopics(Existing(*reports)).check)
     assert reported == (["fault", "success"] if outage else [])
+
+
+async def test_a_reply_is_abandoned_when_its_caller_has_stopped_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the worker does not stay unready because of it."""
+    monkeypatch.setattr("streams.broker.publisher._LAST_ATTEMPT_SECONDS", 0.05)
+    reported: list[str] = []
+
+    async def unreachable() -> Mapping[str, int | None]:
+        raise KafkaConnectionError
+
+    publisher = Publisher(
+        {},
+        on_fault=lambda _: reported.append("fault"),
+        on_success=lambda: reported.append("success"),
+        on_give_up=lambda: reported.append("give up"),
+        wait_seconds=(0.001, 0.001),
+        connect_first=False,
+    )
+    for expires_at in (datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC) + timedelta(seconds=0.2)):
+        with pytest.raises(ReplyRefused, match=r"^reply_expired$"):
+            await publisher.publish_reply(
+                TARGET, None, b"", [], check=ReplyTopics(unreachable).check, expires_at=expires_at
+            )
+        assert expires_at < datetime.now(UTC)
+        assert set(reported[:-1]) == {"fault"}
+        assert reported[-1] == "give up"
+        reported.clear()

@@ -1,7 +1,6 @@
 """The environment: what it means, what stops the start, and what never gets into a message."""
 
 import pickle
-import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from streams.configured import result_contract
 from streams.settings import (
-    EmbedderSettings,
     EmbeddingSettings,
     IngestionSettings,
     Settings,
@@ -26,7 +24,6 @@ from streams.settings import (
     secret_names,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
 SECRET = "canary-5e0f"
 DSN = f"postgresql://worker:{SECRET}@db.example.org:5432/retrieval"
 
@@ -378,14 +375,6 @@ def test_only_what_load_hands_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert Settings().anabranch_concurrency == 8
 
 
-def test_every_setting_is_in_the_table_and_no_other() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([A-Z_]+)`", text, flags=re.MULTILINE)
-    # The embedding stage's are on a page of their own.
-    others = environment_names(IngestionSettings) - environment_names(EmbeddingSettings)
-    assert sorted(rows) == sorted(environment_names() | others)
-
-
 # Names that resemble settings, beside other software's with the same prefixes
 
 
@@ -536,16 +525,6 @@ def test_the_stage_s_keys_are_secrets(tmp_path: Path) -> None:
     assert SECRET not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
 
 
-def test_every_setting_of_the_stage_is_in_its_table_and_no_other() -> None:
-    text = PAGE.with_name("embedding.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| `([A-Z_]+)`(?: (\*))? \|", text.split("\n## Settings\n")[1].split("\n## ")[0], re.MULTILINE
-    )
-    own = environment_names(EmbeddingSettings) | environment_names(EmbedderSettings)
-    assert sorted(name for name, _ in rows) == sorted(own)
-    assert {name for name, secret in rows if secret} == secret_names(EmbeddingSettings)
-
-
 def test_the_embedder_stands_before_the_workers() -> None:
     settings, own = load_embedder(LOCAL | {"ANABRANCH_TEXT_TOPIC": "texts", "ANABRANCH_CONCURRENCY": "3"})
     assert settings.anabranch_input_topic == "texts"
@@ -569,6 +548,39 @@ def test_the_embedder_stands_before_the_workers() -> None:
 def test_the_embedder_s_names_must_not_clash(environment: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=f"^{message}"):
         load_embedder(LOCAL | environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ANABRANCH_REPLY_TOPICS": "a,questions", "ANABRANCH_TEXT_TOPIC": "questions"},
+        {"ANABRANCH_REPLY_TOPICS": "dead", "ANABRANCH_TEXT_DEAD_LETTER_TOPIC": "dead"},
+        {"ANABRANCH_REPLY_TOPICS": "retrieval.query-texts.v1"},
+        {"ANABRANCH_REPLY_TOPICS": "retrieval.query-text-dead-letters.v1", "ANABRANCH_TEXT_TOPIC": ""},
+    ],
+)
+def test_a_worker_does_not_reply_to_the_topics_of_texts(environment: dict[str, str]) -> None:
+    message = (
+        "ANABRANCH_REPLY_TOPICS must not contain ANABRANCH_TEXT_TOPIC or ANABRANCH_TEXT_DEAD_LETTER_TOPIC"
+    )
+    assert error_of(environment) == message
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        load_embedder(environment)
+
+
+@pytest.mark.parametrize("name", ["INPUT", "OUTPUT", "DEAD_LETTER"])
+def test_a_worker_does_not_reply_to_its_own_topics(name: str) -> None:
+    default = load({}).model_dump()[f"anabranch_{name.lower()}_topic"]
+    for environment in (
+        {"ANABRANCH_REPLY_TOPICS": f"a,{default}"},
+        {"ANABRANCH_REPLY_TOPICS": "own", f"ANABRANCH_{name}_TOPIC": "own"},
+    ):
+        assert error_of(environment).startswith("ANABRANCH_REPLY_TOPICS must not contain")
+
+
+def test_a_worker_does_not_need_valid_settings_of_the_embedder() -> None:
+    environment = {"ANABRANCH_TEXT_TOPIC": "not a name", "ANABRANCH_PROVIDER_OUTAGE": "unknown"}
+    assert load(environment) == load({})
 
 
 # Ingestion's own

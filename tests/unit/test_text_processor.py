@@ -9,7 +9,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from streams.core.embedding_errors import (
     WrongDimension,
 )
 from streams.core.errors import TerminalError, TransientError
+from streams.core.replies import ReplyTarget, reply_request_headers
 from streams.embedder.processor import TextProcessor
 from streams.embedding.embedder import Embedder
 from streams.embedding.provider import Embedded
@@ -181,6 +183,28 @@ async def test_a_query_event_carries_everything_over() -> None:
     assert list(query.embedding) == [1.0] * 768
     (sent,) = bench.broker.sent
     assert (sent.key, list(sent.headers)) == (record.key, list(record.headers))
+    for name in ("event_age", "embedding_duration"):
+        assert bench.count(f"anabranch_{name}_seconds_count") == 1
+
+
+async def test_headers_of_the_text_are_not_copied_and_those_for_the_reply_are() -> None:
+    bench = Bench()
+    kept = [
+        ("traceparent", b"00-aa-bb-01"),
+        *reply_request_headers(ReplyTarget("replies", 1), b"some id"),
+    ]
+    record = replace(question(), headers=[("content-type", b"application/json"), *kept])
+    await embedded(bench, record)
+    (sent,) = bench.broker.sent
+    assert sorted(sent.headers) == sorted(kept)
+
+
+async def test_the_hash_is_of_the_text_whatever_is_embedded() -> None:
+    bench = Bench()
+    fields = {"session_id": str(UUID(int=1)), "topic_id": str(UUID(int=2)), "topic_title": "Tides"}
+    query = await embedded(bench, question(**fields))
+    assert bench.provider.texts == [f"Tides: {CANARY}"]
+    assert query.query_hash == hashlib.sha256(CANARY.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -198,6 +222,26 @@ async def test_the_event_has_the_oldest_version_that_can_express_it(
 ) -> None:
     bench = Bench(Scripted(dimensions=dimensions))
     assert (await embedded(bench, question(**changes))).schema_version == version
+
+
+async def test_a_question_is_finished_when_its_query_event_is_acknowledged() -> None:
+    bench = Bench()
+    publishing, acknowledged = asyncio.Event(), asyncio.Event()
+
+    async def publish(*_: object) -> None:
+        publishing.set()
+        await acknowledged.wait()
+
+    bench.processor._publish = publish
+    handling = asyncio.create_task(bench.handle(question()))
+    async with asyncio.timeout(5):
+        await publishing.wait()
+    await asyncio.sleep(0.02)
+    assert not handling.done()
+    assert bench.count("anabranch_events_total", outcome="answered") == 0
+    acknowledged.set()
+    await handling
+    assert bench.count("anabranch_events_total", outcome="answered") == 1
 
 
 async def test_a_truncated_text_is_a_warning() -> None:
@@ -317,12 +361,70 @@ async def test_a_text_at_which_the_provider_fails_is_given_up_only_if_others_suc
     )
 
 
+async def test_a_text_is_not_blamed_for_a_provider_that_is_busy() -> None:
+    bench = Bench()
+    calls = 0
+
+    async def embed(text: str) -> Any:
+        nonlocal calls
+        if text == "good":
+            return await embed_one(text)
+        calls += 1
+        if calls > 9:
+            return await embed_one(text)
+        await bench.processor.handle(question(text="good"))
+        raise ProviderUnavailable("the provider is busy (HTTP 503)", status=503)
+
+    embed_one = bench.processor._embedder.embed
+    bench.processor._embedder.embed = embed  # type: ignore[method-assign]  # busy for one text
+    await bench.handle(question())
+    assert [sent.topic for sent in bench.broker.sent] == ["queries"] * 10
+
+
 async def test_an_unexpected_error_is_dead_lettered_with_its_stage(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.processor._composer = None  # type: ignore[assignment]  # breaks it
     sent = await dead(bench, question(), "internal_error")
     assert sent.header("__connect.errors.stage") == "compose"
     shows_nothing(dict(sent.headers[3:]), caplog)
+
+
+async def test_a_question_that_expires_before_the_provider_has_been_checked_is_not_embedded() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=0.5)
+    bench, record = Bench(), question(expires_at=expiry.isoformat())
+    handling = asyncio.create_task(bench.processor.handle(record))
+    await after(expiry)
+    await bench.health.check()
+    async with asyncio.timeout(5):
+        await handling
+    (sent,) = bench.broker.sent
+    assert (sent.topic, sent.header("anabranch.error.code")) == ("dead", "expired")
+    assert bench.provider.texts == []
+
+
+async def test_an_expired_question_does_not_wait_for_the_provider() -> None:
+    bench = Bench()
+    async with asyncio.timeout(5):
+        await bench.processor.handle(question(expires_at="2020-01-01T00:00:00Z"))
+    (sent,) = bench.broker.sent
+    assert (sent.topic, sent.header("anabranch.error.code")) == ("dead", "expired")
+
+
+async def test_a_question_that_expires_in_an_outage_is_not_embedded_again() -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=1.5)
+
+    class Failing(Scripted):
+        async def embed(self, texts: Sequence[str], *, dimensions: int | None = None) -> Embedded:
+            await after(expiry)
+            return await super().embed(texts, dimensions=dimensions)
+
+    bench = Bench(Failing(ProviderUnavailable("away")))
+    await dead(bench, question(expires_at=expiry.isoformat()), "expired")
+    assert bench.provider.texts == [CANARY]
+
+
+async def after(instant: datetime) -> None:
+    await asyncio.sleep(max(0.0, (instant - datetime.now(UTC)).total_seconds()) + 0.01)
 
 
 async def test_nothing_is_embedded_before_the_provider_has_been_checked(

@@ -177,6 +177,9 @@ async def test_a_fault_at_the_start_names_the_remedy(clients: Clients) -> None:
     async with clients(reply_topic="absent") as client:
         with pytest.raises(ConnectionFailed, match="missing topic: absent; run `anabranch topics`"):
             await ask(client, 1)
+    async with clients(text_topic="absent") as client:
+        with pytest.raises(ConnectionFailed, match="missing topic: absent; run `anabranch topics --texts`"):
+            await client.retrieve(text="Why?", principals=["user:1"])
     async with clients(reply_partition=3) as client:
         with pytest.raises(ConnectionFailed, match="has 3 partitions; reply_partition is 3"):
             await ask(client, 1)

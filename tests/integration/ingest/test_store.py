@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import asyncpg
 import numpy as np
 import pytest
+from pgvector.asyncpg import register_vector
 
 from streams.core.documents import Batch, Chunk, Document, Line, Problem, batches
 from streams.store.ingestion import Deleted, DocumentStore, IngestionError, Written, open_documents
@@ -26,7 +30,7 @@ from tests.integration.ingest.worlds import Model, chunk_of, contents, random_do
 from tests.integration.pgbouncer import POOL_SIZE, PgBouncer, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 
@@ -412,3 +416,112 @@ async def test_metadata_arrives_as_it_is(database: Database) -> None:
     async with connected(database.owner) as owner:
         for table in ("documents", "document_chunks"):
             assert json.loads(await owner.fetchval(f"SELECT metadata FROM {table}")) == metadata
+
+
+# A lost connection
+
+
+class _Watched:
+    """A connection that does something as soon as a statement is sent, before anything else of the event loop."""
+
+    def __init__(
+        self, connection: asyncpg.Connection[asyncpg.Record], at: int, act: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._at = at
+        self._act = act
+        self.sent = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._connection, name)
+        if name not in {"execute", "fetch", "fetchval", "copy_records_to_table"}:
+            return found
+
+        def send(*arguments: Any, **options: Any) -> Any:
+            self.sent += 1
+            if self.sent == self._at:
+                asyncio.get_running_loop().call_soon(self._act)
+            return found(*arguments, **options)
+
+        return send
+
+
+def terminate(database: Database, pid: int) -> None:
+    """End a server process once it waits for its client; the event loop stands still until it has ended."""
+
+    async def run() -> None:
+        async with connected(database.admin) as admin:
+            waits = "SELECT wait_event = 'ClientRead' FROM pg_stat_activity WHERE pid = $1"
+            for _ in range(3000):
+                if await admin.fetchval(waits, pid):
+                    break
+                await asyncio.sleep(0.01)
+            await admin.execute("SELECT pg_terminate_backend($1, 60000)", pid)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, run()).result()
+
+
+class _OnceRead(dict[str, float]):
+    """Coordinates that do something when they are encoded."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(x0=1.0)
+        self._act = act
+
+    def items(self) -> Any:
+        self._act()
+        return super().items()
+
+
+@asynccontextmanager
+async def lost_once(database: Database, at: int) -> AsyncIterator[tuple[DocumentStore, _Watched, list[str]]]:
+    """A store whose connection is lost when a statement is sent; and what the event loop logs, once it is closed."""
+    logged: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context["message"]))
+    try:
+        async with connected(database.writer) as connection:
+            await register_vector(connection)
+            pid = connection.get_server_pid()
+            watched = _Watched(connection, at, lambda: terminate(database, pid))
+            yield DocumentStore(cast("Any", watched), dimensions=768, storage="PLAIN"), watched, logged
+            while watched.sent >= at and not connection.is_closed():  # noqa: ASYNC110  # asyncpg has no event for it
+                await asyncio.sleep(0.01)
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+
+
+async def test_a_lost_connection_raises_its_error_whenever_it_is_lost(database: Database) -> None:
+    """The server's last message arrives with the reply to a statement, so no statement waits for a reply."""
+    documents = [
+        Document(id=each, grants=frozenset({"a"}), chunks=[chunk_of(int(each))]) for each in (ID, OTHER)
+    ]
+    for at in range(1, 100):
+        async with lost_once(database, at) as (store, watched, logged):
+            error = ""
+            try:
+                await store.write(documents)
+            except asyncpg.ConnectionDoesNotExistError as lost:
+                error = str(lost)
+        assert ("closed" in error) == (watched.sent >= at)
+        assert not logged
+        if watched.sent < at:
+            break
+        assert not (await found_in(database)).documents
+    assert at > 9
+    assert len((await found_in(database)).documents) == 2
+
+
+async def test_a_connection_that_is_lost_during_a_copy_raises_its_error(database: Database) -> None:
+    async with lost_once(database, 1000) as (store, watched, logged):
+        loop, act = asyncio.get_running_loop(), watched._act
+        coordinates = _OnceRead(lambda: loop.call_soon(act))
+        chunks = [chunk_of(number, "x" * 300_000) for number in range(60)]
+        chunks[1] = replace(chunks[1], coordinates=coordinates)
+        with pytest.raises(asyncpg.ConnectionDoesNotExistError, match="closed"):
+            async with asyncio.timeout(120):
+                await store.write([Document(id=ID, chunks=chunks)])
+    assert not logged
+    assert not (await found_in(database)).documents

@@ -11,8 +11,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import UnknownTopicOrPartitionError
 
+from streams.broker.clients import running_consumer, running_producer
 from tests.conftest import Database
 from tests.integration.corpora import unit_vectors
 from tests.integration.harness import (
@@ -94,6 +97,20 @@ async def test_a_worker_does_not_create_its_topics(
         assert not worker.is_ready()
     finally:
         worker.end()
+
+
+async def test_a_client_creates_no_topics_and_others_of_its_process_do(missing: Channel) -> None:
+    options = {"bootstrap_servers": missing.bootstrap_servers, "request_timeout_ms": 3000}
+    async with running_producer(options) as producer, AIOKafkaProducer(**options) as other:
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await producer.partitions_for(missing.input)
+        with pytest.raises(UnknownTopicOrPartitionError):
+            async with running_consumer(options, missing.output):
+                pass
+        assert await topics_of(missing) == set()
+        async with asyncio.timeout(30):
+            assert await other.partitions_for(missing.replies) == {0}
+        assert await topics_of(missing) == {missing.replies}
 
 
 async def topics_of(channel: Channel) -> set[str]:

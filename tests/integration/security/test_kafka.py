@@ -14,7 +14,7 @@ from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
-from streams.broker.aiokafka_internals import patch_clients
+from streams.broker.aiokafka_internals import bound_tls_shutdown
 from streams.client import Client, ConnectionFailed
 from tests.certificates import Certificates
 from tests.conftest import Database
@@ -102,7 +102,7 @@ def test_a_tls_connection_with_open_requests_is_closed_at_once(
     broker: ApacheKafka, certificates: Certificates
 ) -> None:
     """uvloop would wait 30 s for the broker's part of the TLS shutdown, longer than a worker's grace period."""
-    patch_clients()
+    bound_tls_shutdown()
     host, _, port = broker.listener("SSL").partition(":")
 
     async def closed() -> None:

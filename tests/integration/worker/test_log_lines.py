@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -58,6 +59,7 @@ async def test_a_worker_s_life_is_a_few_lines_with_fields(
         "input_topic": channel.input,
         "output_topic": channel.output,
         "dead_letter_topic": channel.dead_letters,
+        "reply_topics": [channel.replies],
         "default_profile": "extraction",
         "port": worker.port,
     }
@@ -95,3 +97,12 @@ async def test_a_rebalance_has_its_lines(database: Database, start_worker: Calla
     await until(shared, lambda: first.log, seconds=30)
     [drained] = [line for line in lines_of(first) if line["message"] == "drained"]
     assert (drained["cause"], drained["cancelled_events"]) == ("rebalance", 0)
+
+
+async def test_a_crash_in_native_code_leaves_a_stack(start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker("postgresql://worker@127.0.0.1:1/nowhere")
+    await worker.until_ready(ready=False)
+    worker.process.send_signal(signal.SIGSEGV)
+    assert await worker.ended(seconds=30) == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in worker.log
+    assert "run_stage" in worker.log

@@ -24,6 +24,7 @@ from tests.integration.harness import (
     Worker,
     account,
     as_json,
+    configure_topic,
     event_id_of,
     query,
     read_result,
@@ -165,3 +166,38 @@ async def test_reply_only_and_kill_9(
         assert asked[correlation_id(record)] == record.partition
         assert event_id_of(record) == correlation_id(record)
     assert output_reader.results == []
+
+
+@pytest.mark.parametrize("broker", ["kafka"], indirect=True)  # the embedded one takes records without a key
+async def test_a_reply_that_the_topic_rejects_holds_no_event(
+    database: Database, channel: Channel, output_reader: OutputReader, start_worker: Callable[..., Worker]
+) -> None:
+    """A compacted topic rejects records without a key, whenever they are sent."""
+    await load(database.writer, tiny_corpus())
+    await configure_topic(channel.bootstrap_servers, channel.replies, **{"cleanup.policy": "compact"})
+    worker = start_worker(database.worker, ANABRANCH_REPLIED_RESULTS="reply_only")
+    await worker.until_ready()
+    keyed: set[str] = set()
+    keyless: set[str] = set()
+    for number in range(60):
+        event = question()
+        (keyless if number % 3 == 0 else keyed).add(event["event_id"])
+        key = None if number % 3 == 0 else b"key"
+        await channel.send(as_json(event), key, asking(channel, 0, event), partition=number % PARTITIONS)
+    for _ in range(3):
+        event = question(profile="unknown")
+        await channel.send(as_json(event), None, asking(channel, 0, event))
+    await output_reader.until(results=20, dead_letters=3, replies=40)
+
+    assert {correlation_id(record) for record in output_reader.replies} == keyed
+    warnings = {
+        event_id_of(record): read_result(record.value)["warnings"] for record in output_reader.results
+    }
+    assert warnings == {event_id: ["reply_rejected"] for event_id in keyless}
+    samples = await worker.scrape()
+    assert samples.nonzero("anabranch_replies_total") == {("answered",): 40, ("reply_rejected",): 23}
+    assert f"{channel.replies} rejects a reply: InvalidRecordError" in worker.log
+    assert "Kafka unreachable" not in worker.log
+    async with asyncio.timeout(30):
+        while (await worker.scrape()).nonzero("anabranch_consumer_lag"):
+            pass
