@@ -30,6 +30,7 @@ __all__ = [
     "OwnProducer",
     "PartitionRecords",
     "TolerantBatch",
+    "bound_tls_shutdown",
     "client_of",
     "configure_consumer",
     "coordinator_of",
@@ -72,6 +73,7 @@ def _own_client(fetched_records: FetchedRecords | None = None) -> Iterator[None]
     mistyped name it would silently receive events.
     """
     patch_connection_resets()
+    bound_tls_shutdown()
     _let_clients_differ()
     own, fetched = _is_own.set(True), _fetched_records.set(fetched_records)
     try:
@@ -139,6 +141,8 @@ class _FetchedRecords:
 
 # Patches for every client of this process
 
+_TLS_SHUTDOWN_SECONDS = 1.0
+
 
 def forbid_topic_creation() -> None:
     """Make metadata requests of all clients in this process create no topics: Faust creates clients, too."""
@@ -155,6 +159,32 @@ def patch_connection_resets() -> None:
     """
     AIOKafkaConnection.send = _with_kafka_error(AIOKafkaConnection.send)
     AIOKafkaConnection._send_sasl_token = _with_kafka_error(AIOKafkaConnection._send_sasl_token)  # noqa: SLF001  # not public; it writes too
+
+
+@cache
+def bound_tls_shutdown() -> None:
+    """Close TLS connections within a second.
+
+    uvloop waits up to 30 s for the broker's part of the TLS shutdown. Apache Kafka sends none if two requests were
+    still open on the connection. A worker would not stop within its grace period, and end with an error. Nothing is
+    lost: aiokafka gives up all open requests before it closes a connection.
+    """
+    AIOKafkaConnection.close = _without_tls_shutdown(AIOKafkaConnection.close)
+
+
+def _without_tls_shutdown(close: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(close)
+    def patched(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        writer = connection._writer  # noqa: SLF001  # not public; closing forgets it
+        closed = close(connection, *args, **kwargs)
+        # A transport that was closed before does not report its TLS object any more.
+        if writer is not None and connection._security_protocol.endswith("SSL"):  # noqa: SLF001  # not public
+            loop = connection._loop  # noqa: SLF001  # not public; a finalizer has no running loop
+            if not loop.is_closed():
+                loop.call_later(_TLS_SHUTDOWN_SECONDS, writer.transport.abort)
+        return closed
+
+    return patched
 
 
 def _with_kafka_error(send: Callable[..., Any]) -> Callable[..., Any]:

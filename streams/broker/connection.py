@@ -57,9 +57,13 @@ class BrokerConnection:
         Raises:
             UnusableCertificate: a file cannot be read, or does not contain what it should.
         """
-        from streams.broker.aiokafka_internals import patch_connection_resets  # noqa: PLC0415  # imports aiokafka, see below
+        from streams.broker.aiokafka_internals import (  # noqa: PLC0415  # imports aiokafka, see below
+            bound_tls_shutdown,
+            patch_connection_resets,
+        )
 
         patch_connection_resets()
+        bound_tls_shutdown()
         options: dict[str, Any] = {
             "bootstrap_servers": self.servers,
             "security_protocol": self.security_protocol,

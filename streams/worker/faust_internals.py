@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter
 from typing import Any, Protocol
@@ -122,7 +123,9 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
                 "Kafka does not answer (%s); leaving the consumer group without notice", type(error).__name__
             )
             if self._consumer is not None:
-                await client_of(self._consumer).close()  # the last step of stopping, which was not reached
+                # The last step of stopping. If it was reached, its futures were cancelled too, and are so again.
+                with suppress(asyncio.CancelledError):
+                    await client_of(self._consumer).close()
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         self._assignment_changed = True

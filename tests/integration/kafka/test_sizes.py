@@ -203,9 +203,8 @@ async def test_more_replicas_than_brokers_are_refused_in_words(channel: Channel)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert f"cannot create {other.input}: " in line
-    assert line.endswith(
-        "only 1 broker(s) are registered; --replication-factor can be at most the number of brokers"
-    )
+    assert "only 1 broker(s) are registered" in line  # in the broker's own words
+    assert line.endswith("; --replication-factor can be at most the number of brokers")
     assert "Error" not in line
 
 

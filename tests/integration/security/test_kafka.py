@@ -3,12 +3,18 @@
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import uvloop
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.metadata import MetadataRequest
 
+from streams.broker.aiokafka_internals import bound_tls_shutdown
 from streams.client import Client, ConnectionFailed
 from tests.certificates import Certificates
 from tests.conftest import Database
@@ -90,6 +96,30 @@ WAYS = {
         for mechanism in MECHANISMS
     },
 }
+
+
+def test_a_tls_connection_with_open_requests_is_closed_at_once(
+    broker: ApacheKafka, certificates: Certificates
+) -> None:
+    """uvloop would wait 30 s for the broker's part of the TLS shutdown, longer than a worker's grace period."""
+    bound_tls_shutdown()
+    host, _, port = broker.listener("SSL").partition(":")
+
+    async def closed() -> None:
+        connection = await create_conn(
+            host,
+            int(port),
+            security_protocol="SSL",
+            ssl_context=ssl.create_default_context(cafile=str(certificates.authority)),
+        )
+        requests = [asyncio.ensure_future(connection.send(MetadataRequest([]))) for _ in range(2)]
+        await asyncio.sleep(0)  # they are sent
+        async with asyncio.timeout(20):
+            await connection.close()
+        given_up = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(error, KafkaConnectionError) for error in given_up), given_up
+
+    uvloop.run(closed())  # as in a worker
 
 
 @pytest.mark.parametrize("name", WAYS)
