@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from streams.core import fields
+
 __all__ = ["MODULES", "Entry", "documented", "entries"]
 
 #: What the documentation describes for programs.
@@ -111,7 +113,7 @@ def _class(module: str, node: ast.ClassDef, *, is_own: bool) -> Iterator[Entry]:
     }
     methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     made = [_function(module, each) for each in methods if each.name == "__init__"]
-    bases = [name for name in map(ast.unparse, node.bases) if not name.startswith("_")]
+    bases = [name for name in map(ast.unparse, node.bases) if not _is_internal(name)]
     lines = [f"class {node.name}{'(' + ', '.join(bases) + ')' if bases else ''}:"]
     lines += [f"    {line}" for line in fields.values()]
     for each in made:
@@ -164,11 +166,11 @@ def _parameter(module: str, parameter: ast.arg, default: ast.expr | None) -> str
 
 
 def _type(module: str, annotation: ast.expr) -> str:
-    """An annotation, with the type that each private name of the module stands for."""
+    """An annotation, with the type that each internal name of the module stands for."""
 
     class Shown(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
-            return self.visit(_found(module, node.id)[1].value) if node.id[0] == "_" else node  # type: ignore[attr-defined]  # an assignment or a constant
+            return self.visit(_found(module, node.id)[1].value) if _is_internal(node.id) else node  # type: ignore[attr-defined]  # an assignment or a constant
 
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
@@ -176,6 +178,11 @@ def _type(module: str, annotation: ast.expr) -> str:
             return self.generic_visit(node)
 
     return ast.unparse(Shown().visit(ast.parse(ast.unparse(annotation), mode="eval"))).replace("'", '"')
+
+
+def _is_internal(name: str) -> bool:
+    """Of a module, or of what the contracts' models share."""
+    return name.startswith("_") or name in fields.__all__
 
 
 def _doc(node: ast.ClassDef | _Function) -> str:
