@@ -12,7 +12,9 @@ from streams.terminal import Text
 
 __all__ = ["explanation_table", "facts", "passages_table", "reasons"]
 
-_UNEXPLAINED: Final = "Why there are no more is not known: workers explain it with ANABRANCH_RESULT_CONTRACT=1.1.0."
+_UNEXPLAINED: Final = (
+    "Why there are no more is not known: workers explain it with ANABRANCH_RESULT_CONTRACT=1.1.0."
+)
 
 
 def facts(result: RetrievalResult, *, principals: Sequence[str], where: str, duration: str) -> Text:

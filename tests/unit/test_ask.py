@@ -181,7 +181,11 @@ READABLE = "that user:1 or group:a may read."
             False,
             ["The first passage does not fit into the token budget of 7."],
         ),
-        (result(), False, ["Why there are no more is not known: workers explain it with ANABRANCH_RESULT_CONTRACT=1.1.0."]),
+        (
+            result(),
+            False,
+            ["Why there are no more is not known: workers explain it with ANABRANCH_RESULT_CONTRACT=1.1.0."],
+        ),
     ],
 )
 def test_an_empty_or_short_answer_has_its_reasons(

@@ -510,7 +510,7 @@ def test_every_command_and_option_that_a_page_shows_exists(page: str) -> None:
 #: The name that searches for live recall have in PostgreSQL.
 _NO_COMMAND: Final = ("anabranch live recall",)
 # Options of other programs.
-_OTHER_OPTIONS: Final = {"--build-arg", "--auto-truncate", "--disable-triggers"}
+_OTHER_OPTIONS: Final = {"--build-arg", "--command-config", "--auto-truncate", "--disable-triggers"}
 
 
 @each_page()
