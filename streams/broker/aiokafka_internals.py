@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial, wraps
+from functools import cache, partial, update_wrapper, wraps
 from typing import Any, NamedTuple
 
 import aiokafka.client
@@ -121,6 +121,7 @@ def _let_clients_differ() -> None:
 
 class _MetadataRequest:
     def __init__(self, others: Callable[..., Any]) -> None:
+        update_wrapper(self, others)
         self._others = others
 
     def __call__(self, topics: Any, **options: Any) -> Any:
@@ -131,6 +132,7 @@ class _MetadataRequest:
 
 class _FetchedRecords:
     def __init__(self, index: int, others: Callable[..., Any]) -> None:
+        update_wrapper(self, others)
         self._index = index
         self._others = others
 

@@ -16,7 +16,7 @@ from tests.conftest import Database
 from tests.embedding.imitation import KEY, vector
 from tests.integration.corpora import Chunk, Corpus, Document, load
 from tests.integration.embedder.conftest import MODEL, Stages
-from tests.integration.harness import Channel, anabranch, shown_on_terminal
+from tests.integration.harness import anabranch, shown_on_terminal
 
 pytestmark = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 
@@ -147,7 +147,16 @@ async def test_a_question_is_answered_however_it_is_embedded(stages: Stages, dat
     assert "set ANABRANCH_EMBEDDING_PROVIDER, or run" in line
 
 
-async def test_a_terminal_shows_that_the_answer_is_waited_for(channel: Channel) -> None:
-    asked = ("ask", "--like", str(TIDES), "--timeout", "2")
-    shown = await asyncio.to_thread(partial(shown_on_terminal, *asked, channel=channel))
+async def test_a_terminal_shows_that_the_answer_is_waited_for(stages: Stages) -> None:
+    shown = await asyncio.to_thread(
+        partial(
+            shown_on_terminal,
+            "ask",
+            "tides",
+            "--timeout",
+            "2",
+            channel=stages.channel,
+            **stages.texts.settings,
+        )
+    )
     assert "waiting for the answer" in shown
