@@ -60,7 +60,7 @@ fuzz: $(VENV)/.test ## Fuzz the decoder; FUZZ_ARGS="--inputs 1000000 --seed 7"
 faults: $(VENV)/.test ## Inject faults around the workers under load, and account for every event
 	@$(BIN)/python -m tests.faults
 
-ops: $(VENV)/.test ## Run real faults under a real Prometheus, and check which alerts fire; takes up to an hour
+ops: $(VENV)/.test ## Run real faults under a real Prometheus, and check which alerts fire; takes half an hour
 	@$(BIN)/python -m tests.ops $(OPS_ARGS)
 
 soak: $(VENV)/.soak ## Load one worker for half an hour with a fault each minute, and check for leaks

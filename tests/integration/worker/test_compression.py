@@ -181,7 +181,7 @@ async def test_a_tail_passes_over_what_cannot_be_read(channel: Channel) -> None:
 MIB = 1024 * 1024
 MAX_HEADERS = 10_000
 LIMIT = 8 * MIB  # ANABRANCH_MAX_INFLATED_BYTES where nobody sets it
-MEMORY_LIMIT = 512 * MIB  # of the manifests
+MEMORY_LIMIT = 512 * MIB  # below the manifests' 640 MiB
 
 
 @asynccontextmanager
