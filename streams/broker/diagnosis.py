@@ -5,7 +5,6 @@ uses the wrong protocol. So each server is probed again, and if it hangs up, wit
 """
 
 import asyncio
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from streams.broker.connection import BrokerConnection
 from streams.certificates import CertificateProblem, certificate_problem
-from streams.network_errors import connection_problem
+from streams.network_errors import connection_problem, is_unreachable
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -118,7 +117,7 @@ class _BrokerProbe:
         return None
 
     async def _explain(self, error: BaseException) -> Diagnosis:
-        if isinstance(error, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
+        if is_unreachable(error):
             return self._unreachable(error)
         cause = error.__cause__ if isinstance(error, KafkaConnectionError) else error
         if isinstance(cause, ssl.SSLCertVerificationError):

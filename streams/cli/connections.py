@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 from aiokafka.errors import KafkaError
@@ -13,15 +12,13 @@ from streams.broker.diagnosis import diagnose
 from streams.broker.topics import MissingTopics, TopicNotCreated
 from streams.cli.errors import Failed
 from streams.configured import broker_connection
-from streams.network_errors import connection_problem
+from streams.network_errors import connection_problem, is_unreachable
 from streams.settings import Settings
 from streams.store.connect_errors import explain
 
 __all__ = ["client_options", "run_on_kafka", "run_on_store", "silence_client_logs"]
 
 T = TypeVar("T")
-
-_UNREACHABLE: Final = (socket.gaierror, ConnectionRefusedError, FileNotFoundError)
 
 
 def client_options(settings: Settings) -> dict[str, Any]:
@@ -77,7 +74,7 @@ def run_on_store(work: Coroutine[Any, Any, T], setting: str = "DATABASE_ADMIN_CO
             error, (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
         ):
             raise
-        if isinstance(error, _UNREACHABLE):
+        if is_unreachable(error):
             why = connection_problem(error)
             raise Failed(
                 f"PostgreSQL: cannot connect ({why}); check {setting}, and that the server is running"
