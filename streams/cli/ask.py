@@ -112,13 +112,13 @@ def _hint(error: ClientError, query: _Query) -> str:
     """What to do if nothing embeds the question."""
     if query.text is None:
         return ""
-    topic = load_embedder()[1].anabranch_text_topic
-    if isinstance(error, RetrievalTimeout) or (isinstance(error, ConnectionFailed) and topic in str(error)):
-        return (
-            "; to ask in words, set ANABRANCH_EMBEDDING_PROVIDER, or run `anabranch topics --texts` and"
-            " `anabranch embedder`"
-        )
-    return ""
+    if isinstance(error, RetrievalTimeout):
+        commands = "run `anabranch topics --texts` and `anabranch embedder`"
+    elif isinstance(error, ConnectionFailed) and load_embedder()[1].anabranch_text_topic in str(error):
+        commands = "also run `anabranch embedder`"  # the error names the first command
+    else:
+        return ""
+    return f"; to ask in words, set ANABRANCH_EMBEDDING_PROVIDER, or {commands}"
 
 
 async def _query(question: Question) -> _Query:
