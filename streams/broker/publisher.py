@@ -24,6 +24,7 @@ from tenacity import RetryCallState, wait_random_exponential
 
 from streams.broker.aiokafka_internals import name_invalid_records, sender_task
 from streams.broker.clients import MAX_BATCH_BYTES, new_producer
+from streams.broker.openings import Openings
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
 from streams.core.replies import ReplyRefused, ReplyTarget
@@ -73,7 +74,7 @@ class Publisher(Service):
         options: keyword arguments of an aiokafka client.
         on_fault: called after every failed attempt that is retried.
         on_success: called after every successful attempt.
-        on_give_up: called when a reply is abandoned after failed attempts, without an answer from the broker.
+        on_last_reply: called when a reply has ended, sent or not, and no other is being published.
         wait_seconds: minimum and maximum seconds between two attempts; grows exponentially, with jitter.
         compression: one of Kafka's codecs; None: no compression.
         sleep: waits between two attempts of `publish`; an exception that it raises ends `publish`.
@@ -94,14 +95,14 @@ class Publisher(Service):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         stop_seconds: Callable[[], float] = lambda: _STOP_SECONDS,
         connect_first: bool = True,
-        on_give_up: Callable[[], None] = lambda: None,
+        on_last_reply: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._options = options
         self._on_fault = on_fault
         self._on_success = on_success
-        self._on_give_up = on_give_up
+        self._on_last_reply = on_last_reply
         self._compression = compression
         min_wait, max_wait = wait_seconds
         self._wait = wait_random_exponential(multiplier=min_wait, max=max_wait)
@@ -110,6 +111,8 @@ class Publisher(Service):
         self._connect_first = connect_first
         self._producer: AIOKafkaProducer | None = None
         self._replacing = asyncio.Lock()
+        self._openings = Openings()
+        self._replies = 0  # being published
         self._is_stopped = False
 
     async def on_start(self) -> None:
@@ -120,6 +123,7 @@ class Publisher(Service):
     async def on_stop(self) -> None:
         """Close the producer. Every awaited `publish` has already returned."""
         self._is_stopped = True
+        await self._openings.wait(min(_STOP_SECONDS, self._stop_seconds()))
         producer, self._producer = self._producer, None
         if producer is not None:
             await _close(producer, self._stop_seconds())
@@ -167,12 +171,14 @@ class Publisher(Service):
             ResultTooLarge: the topic does not accept a record of this size.
         """
         name_invalid_records()
+        deadline = _deadline(expires_at)
         exists = False
         attempts = 0
         rejections = 0
 
         async def send() -> None:
             nonlocal exists, attempts, rejections
+            _refuse_late(deadline)  # a library may have ignored the cancellation
             attempts += 1
             await check(target, again=exists)
             exists = True
@@ -190,16 +196,21 @@ class Publisher(Service):
                 logger.warning("%s rejects a reply: %s", target.topic, type(error).__name__)
                 raise ReplyRefused(WarningCode.REPLY_REJECTED) from None
 
+        self._replies += 1
         try:
-            async with asyncio.timeout(_seconds_left(expires_at)):
+            async with asyncio.timeout_at(deadline):
                 await self._publish(send)
-        except ReplyRefused:
-            if exists or attempts > 1:  # the broker has answered since the last failure
+        except TimeoutError:  # of the block above: an attempt's leads to the next
+            raise ReplyRefused(WarningCode.REPLY_EXPIRED) from None
+        except ReplyRefused as refused:
+            # Otherwise the broker has answered since the last failure.
+            if refused.code is not WarningCode.REPLY_EXPIRED and (exists or attempts > 1):
                 self._on_success()
             raise
-        except TimeoutError:  # of the block above: an attempt's leads to the next
-            self._on_give_up()
-            raise ReplyRefused(WarningCode.REPLY_EXPIRED) from None
+        finally:
+            self._replies -= 1
+            if self._replies == 0:
+                self._on_last_reply()
 
     async def _publish(self, send: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -213,6 +224,11 @@ class Publisher(Service):
         Raises:
             KafkaError: there is no producer, and no broker can be reached.
         """
+        if self._producer is not None and not sender_task(self._producer).done():
+            return self._producer
+        return await self._openings.run(self._replace_producer())
+
+    async def _replace_producer(self) -> AIOKafkaProducer:
         async with self._replacing:
             if self._producer is not None and sender_task(self._producer).done():
                 logger.error("the producer has failed; replacing it")
@@ -254,11 +270,17 @@ class Publisher(Service):
             self._on_fault(error)
 
 
-def _seconds_left(expires_at: datetime | None) -> float | None:
-    """How long a reply may be attempted; None: indefinitely."""
+def _deadline(expires_at: datetime | None) -> float | None:
+    """Until when a reply is attempted, by the event loop's clock; None: indefinitely."""
     if expires_at is None:
         return None
-    return max(_LAST_ATTEMPT_SECONDS, (expires_at - datetime.now(UTC)).total_seconds())
+    seconds = max(_LAST_ATTEMPT_SECONDS, (expires_at - datetime.now(UTC)).total_seconds())
+    return asyncio.get_running_loop().time() + seconds
+
+
+def _refuse_late(deadline: float | None) -> None:
+    if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+        raise ReplyRefused(WarningCode.REPLY_EXPIRED)
 
 
 async def _send_reply(

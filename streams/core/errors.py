@@ -78,11 +78,13 @@ class TerminalError(AnabranchError):
     Attributes:
         fails_again: the event itself is wrong: it fails again whenever it is replayed, with any settings.
         event_id: the event's, if it was decoded far enough.
+        expires_at: likewise.
     """
 
     stage: ClassVar[str] = "decode"
     fails_again: ClassVar[bool] = False
     event_id: UUID | None = None
+    expires_at: datetime | None = None
 
 
 class Undecodable(TerminalError):
@@ -157,6 +159,7 @@ class Expired(TerminalError):
 
     code = "expired"
     fails_again = True
+    expires_at: datetime
 
     def __init__(self, message: str, *, expires_at: datetime) -> None:
         super().__init__(message)

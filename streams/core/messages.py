@@ -27,6 +27,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -80,6 +81,7 @@ __all__ = [
     "QueryText",
     "RetrievalResult",
     "event_id_of",
+    "expires_at_of",
     "in_oldest_version",
     "oldest_query_version",
     "oldest_result_version",
@@ -258,6 +260,7 @@ _Principals = Annotated[
 _Map = Annotated[dict[str, str], BeforeValidator(_map)]
 _Values = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_values)]
 _Instant = Annotated[datetime, BeforeValidator(_instant)]
+_EXPIRY: Final[TypeAdapter[datetime]] = TypeAdapter(_Instant)
 _Version = Annotated[str, BeforeValidator(_version)]
 _UpstreamWarnings = Annotated[
     tuple[Annotated[str, Field(max_length=_MAX_UPSTREAM_WARNING_LENGTH), AfterValidator(_warning)], ...],
@@ -450,6 +453,14 @@ def event_id_of(instance: Mapping[str, object]) -> UUID | None:
     if isinstance(value, str) and UUID_PATTERN.fullmatch(value):
         return UUID(value)
     return value if isinstance(value, UUID) else None
+
+
+def expires_at_of(instance: Mapping[str, object]) -> datetime | None:
+    """Likewise, until when its answer is needed."""
+    try:
+        return _EXPIRY.validate_python(instance.get("expires_at"))
+    except ValidationError:
+        return None
 
 
 class Passage(ContractModel):

@@ -25,6 +25,7 @@ from streams.core.messages import (
     QueryText,
     RetrievalResult,
     event_id_of,
+    expires_at_of,
     oldest_query_version,
     oldest_result_version,
 )
@@ -108,7 +109,7 @@ class Codec:
         try:
             return QueryEmbedding.parse(record, dimensions=self._dimensions)
         except TerminalError as error:
-            error.event_id = event_id_of(record)
+            error.event_id, error.expires_at = event_id_of(record), expires_at_of(record)
             raise
 
     def decode_result(self, value: bytes) -> RetrievalResult:
@@ -121,7 +122,7 @@ class Codec:
         try:
             return QueryText.parse(record)
         except TerminalError as error:
-            error.event_id = event_id_of(record)
+            error.event_id, error.expires_at = event_id_of(record), expires_at_of(record)
             raise
 
     def encode_text(self, text: QueryText) -> bytes:

@@ -253,7 +253,8 @@ class EventProcessor(ABC, Generic[D]):
             headers = [*headers, *placeholder_headers(first=at, last=at, size=len(value))]
             await self._publish_placeholder(record.key, record.headers, headers)
         if tracker.reply_due:
-            await self._replies.fail(record.key, record.headers, error, expires_at=tracker.expires_at)
+            expires_at = tracker.expires_at or error.expires_at
+            await self._replies.fail(record.key, record.headers, error, expires_at=expires_at)
         self._count_dead_letter(record, record.offset, error)
 
     async def _dead_letter_unreadable(self, record: InputRecord, batch: Unreadable) -> None:

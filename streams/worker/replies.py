@@ -13,6 +13,7 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
+from streams.broker.openings import Openings
 from streams.broker.publisher import CheckTarget
 from streams.core.errors import ResultTooLarge, TerminalError
 from streams.core.headers import Headers, result_headers
@@ -26,6 +27,7 @@ __all__ = ["PublishReply", "Replies", "ReplyTopics"]
 
 # How long a topic counts as missing before the broker is asked again.
 _MISSING_SECONDS = 3.0
+_CLOSE_SECONDS = 5.0
 
 
 class PublishReply(Protocol):
@@ -53,6 +55,7 @@ class ReplyTopics:
     def __init__(self, fetch: Callable[[], Awaitable[Mapping[str, int | None]]]) -> None:
         self._fetch = fetch
         self._fetching = asyncio.Lock()
+        self._openings = Openings()
         self._existing: Mapping[str, int | None] = {}
         self._fetched_at = -math.inf
 
@@ -60,14 +63,20 @@ class ReplyTopics:
         """See `CheckTarget`."""
         if not again and missing_part(target, self._existing) is None:
             return
-        latest = monotonic() - (0.0 if again else _MISSING_SECONDS)
+        await self._openings.run(self._refresh(monotonic() - (0.0 if again else _MISSING_SECONDS)))
+        missing = missing_part(target, self._existing)
+        if missing is not None:
+            raise ReplyRefused(missing)
+
+    async def close(self) -> None:
+        """Wait for the broker's answer, if one is awaited."""
+        await self._openings.wait(_CLOSE_SECONDS)
+
+    async def _refresh(self, latest: float) -> None:
         async with self._fetching:
             if self._fetched_at < latest:
                 self._existing = await self._fetch()
                 self._fetched_at = monotonic()
-        missing = missing_part(target, self._existing)
-        if missing is not None:
-            raise ReplyRefused(missing)
 
 
 class Replies:

@@ -157,6 +157,7 @@ class StageApp(ABC):
             settings.anabranch_reply_topics,
             timeout_seconds=_TOPICS_TIMEOUT_SECONDS,
         )
+        self._reply_topics = ReplyTopics(self._reply_topic_probe.fetch_partitions)
         self._topics = TopicWatch(
             self._topic_probe.fetch,
             topics=topics,
@@ -263,14 +264,15 @@ class StageApp(ABC):
             stop_seconds=self.shutdown.seconds_left,
             compression=compression,
             connect_first=connect_first,
-            on_give_up=lambda: self._failing_publishers.discard(name),
+            # Nobody waits for one any more, and only the next one will tell whether Kafka accepts it.
+            on_last_reply=lambda: self._failing_publishers.discard(name),
         )
 
     def _replies(self) -> Replies:
         return Replies(
             self.reply_publisher.publish_reply,
             allowed=self.settings.anabranch_reply_topics,
-            topics=ReplyTopics(self._reply_topic_probe.fetch_partitions),
+            topics=self._reply_topics,
             count=self._metrics.replies,
         )
 
@@ -363,6 +365,7 @@ class StageApp(ABC):
         if self._health_watch is not None:
             self._health_watch.cancel()
             await asyncio.wait([self._health_watch])
+        await self._reply_topics.close()
         await self._reply_topic_probe.close()
         await self._close()
 

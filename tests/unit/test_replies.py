@@ -1,9 +1,11 @@
 """Request and reply: where a reply goes, and what becomes of one that cannot be sent."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,6 +266,9 @@ async def test_a_reply_that_the_broker_does_not_take(code: str) -> None:
             {"expires_at": "2999-01-01T00:00:00Z", "profile": "unknown"},
             [datetime(2999, 1, 1, tzinfo=UTC)],
         ),
+        ({"expires_at": "2020-01-01T00:00:00Z", "embedding": [1.0]}, [datetime(2020, 1, 1, tzinfo=UTC)]),
+        ({"expires_at": "tomorrow", "embedding": [1.0]}, [None]),
+        ({"expires_at": 7}, [None]),
     ],
 )
 async def test_a_reply_is_attempted_as_long_as_the_caller_waits(
@@ -274,9 +279,12 @@ async def test_a_reply_is_attempted_as_long_as_the_caller_waits(
     assert bench.broker.reply_limits == limits
 
 
-async def test_the_embedding_stage_attempts_a_reply_as_long_as_the_caller_waits() -> None:
+@pytest.mark.parametrize("changes", [{}, {"text": ""}])
+async def test_the_embedding_stage_attempts_a_reply_as_long_as_the_caller_waits(
+    changes: dict[str, Any],
+) -> None:
     bench = test_text_processor.Bench()
-    record = test_text_processor.question(expires_at="2020-01-01T00:00:00Z")
+    record = test_text_processor.question(expires_at="2020-01-01T00:00:00Z", **changes)
     await bench.handle(replace(record, headers=[*record.headers, *reply_request_headers(TARGET, ID)]))
     assert bench.broker.reply_limits == [datetime(2020, 1, 1, tzinfo=UTC)]
 
@@ -454,30 +462,160 @@ async def test_a_refusal_after_an_outage_reports_that_kafka_answers_again(*, out
     assert reported == (["fault", "success"] if outage else [])
 
 
-async def test_a_reply_is_abandoned_when_its_caller_has_stopped_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And the worker does not stay unready because of it."""
-    monkeypatch.setattr("streams.broker.publisher._LAST_ATTEMPT_SECONDS", 0.05)
-    reported: list[str] = []
+class Unreachable:
+    """A publisher whose broker never answers, and what it has reported."""
 
-    async def unreachable() -> Mapping[str, int | None]:
+    def __init__(self, fetch: Callable[[], Awaitable[Mapping[str, int | None]]]) -> None:
+        self.reported: list[str] = []
+        self._topics = ReplyTopics(fetch)
+        self._publisher = Publisher(
+            {},
+            on_fault=lambda _: self.reported.append("fault"),
+            on_success=lambda: self.reported.append("success"),
+            on_last_reply=lambda: self.reported.append("last"),
+            wait_seconds=(0.001, 0.001),
+            connect_first=False,
+        )
+
+    async def reply(self, expires_at: datetime) -> None:
+        with pytest.raises(ReplyRefused, match=r"^reply_expired$"):
+            await self._publisher.publish_reply(
+                TARGET, None, b"", [], check=self._topics.check, expires_at=expires_at
+            )
+        assert expires_at < datetime.now(UTC)
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> Unreachable:
+    monkeypatch.setattr("streams.broker.publisher._LAST_ATTEMPT_SECONDS", 0.05)
+
+    async def fetch() -> Mapping[str, int | None]:
         raise KafkaConnectionError
 
+    return Unreachable(fetch)
+
+
+async def test_a_reply_is_abandoned_when_its_caller_has_stopped_waiting(unreachable: Unreachable) -> None:
+    """And the worker does not stay unready because of it."""
+    for expires_at in (datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC) + timedelta(seconds=0.2)):
+        await unreachable.reply(expires_at)
+        assert set(unreachable.reported[:-1]) == {"fault"}
+        assert unreachable.reported[-1] == "last"
+        unreachable.reported.clear()
+
+
+async def test_replies_that_expire_one_after_another_are_one_outage(unreachable: Unreachable) -> None:
+    """Otherwise each makes the worker ready and unready again, with another line in its log."""
+    now = datetime.now(UTC)
+    replies = [unreachable.reply(now + timedelta(seconds=0.1 + 0.02 * number)) for number in range(20)]
+    await asyncio.gather(*replies)
+    assert set(unreachable.reported[:-1]) == {"fault"}
+    assert unreachable.reported[-1] == "last"
+
+
+async def test_a_reply_is_abandoned_although_a_library_ignores_that_it_is_cancelled(
+    unreachable: Unreachable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka does while it closes a client."""
+    calls = 0
+
+    async def check(_: ReplyTarget, **__: bool) -> None:
+        nonlocal calls
+        calls += 1
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            if calls > 1:
+                raise
+        raise KafkaConnectionError
+
+    monkeypatch.setattr(unreachable, "_topics", SimpleNamespace(check=check))
+    async with asyncio.timeout(10):
+        await unreachable.reply(datetime(2020, 1, 1, tzinfo=UTC))
+
+
+async def test_the_answer_to_one_reply_s_question_is_awaited_for_the_others() -> None:
+    """aiokafka leaves a connection open if its bootstrap is cancelled."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    ends: list[str] = []
+
+    async def fetch() -> Mapping[str, int | None]:
+        asked.set()
+        try:
+            await answer.wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        ends.append("answered")
+        return {TARGET.topic: 4}
+
+    topics = ReplyTopics(fetch)
+    expired = asyncio.create_task(topics.check(TARGET, again=False))
+    await asked.wait()
+    waiting = asyncio.create_task(topics.check(TARGET, again=False))
+    expired.cancel()
+    await asyncio.sleep(0)
+    answer.set()
+    await waiting
+    await topics.close()
+    assert (ends, expired.cancelled()) == (["answered"], True)
+
+
+async def test_a_question_without_an_answer_does_not_outlive_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streams.worker.replies._CLOSE_SECONDS", 0.05)
+    tasks = asyncio.all_tasks()
+    topics = ReplyTopics(asyncio.Event().wait)  # type: ignore[arg-type]  # never returns
+    expired = asyncio.create_task(topics.check(TARGET, again=False))
+    await asyncio.sleep(0.01)
+    expired.cancel()
+    await topics.close()
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_an_abandoned_reply_does_not_interrupt_the_connection_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """aiokafka leaves a connection open if its bootstrap is cancelled."""
+    monkeypatch.setattr("streams.broker.publisher._LAST_ATTEMPT_SECONDS", 0.05)
+    events: list[str] = []
+    reachable = asyncio.Event()
+
+    class Producer:
+        def __init__(self) -> None:
+            self._sender = SimpleNamespace(sender_task=asyncio.get_running_loop().create_future())
+
+        async def start(self) -> None:
+            events.append("connecting")
+            await reachable.wait()
+            events.append("connected")
+
+        async def stop(self) -> None:
+            events.append("stopped")
+
+        async def partitions_for(self, _: str) -> set[int]:
+            return {TARGET.partition or 0}
+
+        async def send_and_wait(self, topic: str, **_: object) -> None:
+            events.append(f"sent to {topic}")
+
+    monkeypatch.setattr("streams.broker.publisher.new_producer", lambda *_, **__: Producer())
     publisher = Publisher(
         {},
-        on_fault=lambda _: reported.append("fault"),
-        on_success=lambda: reported.append("success"),
-        on_give_up=lambda: reported.append("give up"),
+        on_fault=lambda error: events.append(repr(error)),
+        on_success=lambda: events.append("accepted"),
         wait_seconds=(0.001, 0.001),
         connect_first=False,
     )
-    for expires_at in (datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC) + timedelta(seconds=0.2)):
-        with pytest.raises(ReplyRefused, match=r"^reply_expired$"):
-            await publisher.publish_reply(
-                TARGET, None, b"", [], check=ReplyTopics(unreachable).check, expires_at=expires_at
-            )
-        assert expires_at < datetime.now(UTC)
-        assert set(reported[:-1]) == {"fault"}
-        assert reported[-1] == "give up"
-        reported.clear()
+    send = partial(
+        publisher.publish_reply, TARGET, None, b"", [], check=ReplyTopics(Existing({"replies": 4})).check
+    )
+    with pytest.raises(ReplyRefused, match=r"^reply_expired$"):
+        await send(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    waiting = asyncio.create_task(send())
+    await asyncio.sleep(0.01)
+    reachable.set()
+    await waiting
+    await publisher.on_stop()
+    assert events == ["connecting", "connected", "sent to replies", "accepted", "stopped"]
