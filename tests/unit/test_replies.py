@@ -12,6 +12,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from streams.broker.publisher import CheckTarget, Publisher
 from streams.core.errors import ResultTooLarge
@@ -26,7 +27,9 @@ from streams.core.replies import (
     reply_request_headers,
 )
 from streams.core.warning_codes import WarningCode
+from streams.settings import Settings
 from streams.wire.replay_headers import RecordPosition, with_replay_headers
+from streams.worker.app import WorkerApp
 from streams.worker.replies import ReplyTopics
 from tests.unit import test_text_processor
 from tests.unit.test_processor import CODEC, Bench, Broker, Record, Scripted, Sent
@@ -619,3 +622,32 @@ async def test_an_abandoned_reply_does_not_interrupt_the_connection_for_the_othe
     await waiting
     await publisher.on_stop()
     assert events == ["connecting", "connected", "sent to replies", "accepted", "stopped"]
+
+
+async def test_a_worker_is_unready_only_while_somebody_waits_for_the_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streams.broker.publisher._LAST_ATTEMPT_SECONDS", 0.3)
+    app = WorkerApp(
+        Settings(
+            database_connection_string=SecretStr("postgresql://me@db/app"), anabranch_retry_base_seconds=0.01
+        )
+    )
+    problems: list[str | None] = []
+
+    async def unreachable() -> Mapping[str, int | None]:
+        problems.append(app._readiness().kafka_problem)
+        raise KafkaConnectionError
+
+    with pytest.raises(ReplyRefused, match=r"^reply_expired$"):
+        await app.reply_publisher.publish_reply(
+            TARGET,
+            None,
+            b"",
+            [],
+            check=ReplyTopics(unreachable).check,
+            expires_at=datetime(2020, 1, 1, tzinfo=UTC),
+        )
+    assert problems[0] is None
+    assert set(problems[1:]) == {"Kafka does not accept replies"}
+    assert app._readiness().kafka_problem is None
