@@ -85,7 +85,7 @@ def run(command: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 def test_it_is_the_wheel_that_runs(installed: Path) -> None:
     where = subprocess.run(
-        [installed.parent / "python", "-c", "import streams; print(streams.__file__)"],
+        [installed.parent / "python", "-I", "-c", "import streams; print(streams.__file__)"],
         cwd="/",
         capture_output=True,
         text=True,
