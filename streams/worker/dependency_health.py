@@ -138,7 +138,8 @@ class DependencyHealth:
                 await self._preflight()
             else:
                 await self._probe()
-                self._set_state(DependencyState.UP, f"the {self._name} answers")
+                if self._reported_at is None:  # no event has met meanwhile what a ping cannot see
+                    self._set_state(DependencyState.UP, f"the {self._name} answers")
         except TransientError as fault:
             if not fault.needs_fix:
                 self._set_state(DependencyState.DOWN, str(fault))

@@ -335,3 +335,20 @@ async def test_warnings_of_the_preflight_are_reported_once(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == [
         "preflight: storage is EXTENDED (SET STORAGE PLAIN)"
     ]
+
+
+async def test_a_ping_that_began_before_an_event_s_error_does_not_say_that_it_is_fixed() -> None:
+    pinged, answer = asyncio.Event(), asyncio.Event()
+
+    async def probe() -> None:
+        pinged.set()
+        await answer.wait()
+
+    health = DependencyHealth(probe=probe, inspect=Server().inspect)
+    await health.check()
+    checking = asyncio.create_task(health.check(full=False))
+    await pinged.wait()
+    health.report(StoreMisconfigured("a table is missing"))
+    answer.set()
+    await checking
+    assert (health.state, health.reason) == (MISCONFIGURED, "a table is missing")
