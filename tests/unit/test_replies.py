@@ -569,7 +569,12 @@ async def test_a_question_without_an_answer_does_not_outlive_its_worker(
 ) -> None:
     monkeypatch.setattr("streams.worker.replies._CLOSE_SECONDS", 0.05)
     tasks = asyncio.all_tasks()
-    topics = ReplyTopics(asyncio.Event().wait)  # type: ignore[arg-type]  # never returns
+
+    async def unanswered() -> Mapping[str, int | None]:
+        await asyncio.Event().wait()
+        return {}
+
+    topics = ReplyTopics(unanswered)
     expired = asyncio.create_task(topics.check(TARGET, again=False))
     await asyncio.sleep(0.01)
     expired.cancel()
