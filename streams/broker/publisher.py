@@ -24,7 +24,7 @@ from tenacity import RetryCallState, wait_random_exponential
 
 from streams.broker.aiokafka_internals import name_invalid_records, sender_task
 from streams.broker.clients import MAX_BATCH_BYTES, new_producer
-from streams.broker.openings import Openings
+from streams.broker.opening import Opening
 from streams.core.errors import ResultTooLarge
 from streams.core.headers import Headers
 from streams.core.replies import ReplyRefused, ReplyTarget
@@ -110,8 +110,7 @@ class Publisher(Service):
         self._stop_seconds = stop_seconds
         self._connect_first = connect_first
         self._producer: AIOKafkaProducer | None = None
-        self._replacing = asyncio.Lock()
-        self._openings = Openings()
+        self._replacement = Opening(self._replace_producer)
         self._replies = 0  # being published
         self._is_stopped = False
 
@@ -123,7 +122,7 @@ class Publisher(Service):
     async def on_stop(self) -> None:
         """Close the producer. Every awaited `publish` has already returned."""
         self._is_stopped = True
-        await self._openings.wait(min(_STOP_SECONDS, self._stop_seconds()))
+        await self._replacement.stop(min(_STOP_SECONDS, self._stop_seconds()))
         producer, self._producer = self._producer, None
         if producer is not None:
             await _close(producer, self._stop_seconds())
@@ -203,7 +202,7 @@ class Publisher(Service):
         except TimeoutError:  # of the block above: an attempt's leads to the next
             raise ReplyRefused(WarningCode.REPLY_EXPIRED) from None
         except ReplyRefused as refused:
-            # Otherwise the broker has answered since the last failure.
+            # With any other code, the broker has answered since the last failure.
             if refused.code is not WarningCode.REPLY_EXPIRED and (exists or attempts > 1):
                 self._on_success()
             raise
@@ -226,21 +225,18 @@ class Publisher(Service):
         """
         if self._producer is not None and not sender_task(self._producer).done():
             return self._producer
-        return await self._openings.run(self._replace_producer())
+        return await self._replacement.result()
 
     async def _replace_producer(self) -> AIOKafkaProducer:
-        async with self._replacing:
-            if self._producer is not None and sender_task(self._producer).done():
-                logger.error("the producer has failed; replacing it")
-                failed, self._producer = self._producer, None
-                await _close(failed, _STOP_SECONDS)
-            if self._is_stopped:
-                raise KafkaError("the producer is stopped")
-            if self._producer is None:
-                await self._connect()
-            return self._producer
+        if self._producer is not None:
+            logger.error("the producer has failed; replacing it")
+            failed, self._producer = self._producer, None
+            await _close(failed, _STOP_SECONDS)
+        if self._is_stopped:
+            raise KafkaError("the producer is stopped")
+        return await self._connect()
 
-    async def _connect(self) -> None:
+    async def _connect(self) -> AIOKafkaProducer:
         # No idempotence: a duplicate is harmless (the result's id follows from the event's), and a permanently broken
         # sequence would require a restart.
         producer = new_producer(
@@ -256,6 +252,7 @@ class Publisher(Service):
             await producer.stop()
             raise
         self._producer = producer
+        return producer
 
     async def _retry(
         self, attempt: Callable[[], Awaitable[None]], sleep: Callable[[float], Awaitable[None]]

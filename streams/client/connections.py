@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
@@ -12,7 +12,6 @@ from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, TopicAu
 from streams.broker.clients import new_consumer
 from streams.broker.connection import BrokerConnection, UnusableCertificate
 from streams.broker.diagnosis import diagnose
-from streams.broker.openings import Openings
 from streams.broker.publisher import Publisher
 from streams.broker.topics import MissingTopics, partitions_of
 from streams.client.errors import ConnectionFailed
@@ -21,6 +20,7 @@ from streams.client.replies import Replies, stop_consumer
 __all__ = ["Connections"]
 
 _RETRY_SECONDS: Final = (0.1, 2.0)
+T = TypeVar("T")
 
 # No retry helps against these.
 _REJECTIONS: Final = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
@@ -47,7 +47,7 @@ class Connections:
         self._publisher: Publisher | None = None
         self._replies: Replies | None = None
         self._consumers: set[AIOKafkaConsumer] = set()
-        self._openings = Openings()
+        self._openings: set[asyncio.Task[Any]] = set()
         self.publish_fault: BaseException | None = None
 
     @property
@@ -57,7 +57,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close everything. No call uses it any more; an iteration whose body runs may have a consumer."""
-        await self._openings.wait()
+        if self._openings:
+            await asyncio.wait(self._openings)
         replies, self._replies = self._replies, None
         if replies is not None:
             await replies.close()
@@ -85,7 +86,7 @@ class Connections:
             topic: where events go.
             texts: whether an embedding stage reads it.
         """
-        return await self._openings.run(self._open_publisher(topic, texts=texts))
+        return await self._completely(self._open_publisher(topic, texts=texts))
 
     async def _open_publisher(self, topic: str, *, texts: bool) -> Publisher:
         async with self._opening, self.explained():
@@ -112,7 +113,7 @@ class Connections:
             topic: the reply topic.
             partition: of the topic; None: a random one.
         """
-        return await self._openings.run(self._open_replies(topic, partition))
+        return await self._completely(self._open_replies(topic, partition))
 
     async def _open_replies(self, topic: str, partition: int | None) -> Replies:
         async with self._opening, self.explained():
@@ -156,6 +157,18 @@ class Connections:
         """Leave the group."""
         self._consumers.discard(consumer)
         await stop_consumer(consumer)
+
+    async def _completely(self, opening: Coroutine[Any, Any, T]) -> T:
+        """Continue if the caller is cancelled: aiokafka leaves a connection open if its bootstrap is cancelled."""
+        task = asyncio.ensure_future(opening)
+        self._openings.add(task)
+        task.add_done_callback(self._opened)
+        return await asyncio.shield(task)
+
+    def _opened(self, task: asyncio.Task[Any]) -> None:
+        self._openings.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be cancelled, and not look at it
 
     async def _partitions_of(self, topic: str) -> list[int]:
         if topic not in self._partitions:

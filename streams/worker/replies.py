@@ -4,7 +4,6 @@ Belongs here: whether an event gets a reply, and what it consists of. Does not b
 that cannot be sent as a reply, which the stage decides. The headers are in `streams.core.replies`.
 """
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
-from streams.broker.openings import Openings
+from streams.broker.opening import Opening
 from streams.broker.publisher import CheckTarget
 from streams.core.errors import ResultTooLarge, TerminalError
 from streams.core.headers import Headers, result_headers
@@ -54,8 +53,7 @@ class ReplyTopics:
 
     def __init__(self, fetch: Callable[[], Awaitable[Mapping[str, int | None]]]) -> None:
         self._fetch = fetch
-        self._fetching = asyncio.Lock()
-        self._openings = Openings()
+        self._refreshing = Opening(self._refresh)
         self._existing: Mapping[str, int | None] = {}
         self._fetched_at = -math.inf
 
@@ -63,20 +61,19 @@ class ReplyTopics:
         """See `CheckTarget`."""
         if not again and missing_part(target, self._existing) is None:
             return
-        await self._openings.run(self._refresh(monotonic() - (0.0 if again else _MISSING_SECONDS)))
+        if again or self._fetched_at < monotonic() - _MISSING_SECONDS:
+            await self._refreshing.result()
         missing = missing_part(target, self._existing)
         if missing is not None:
             raise ReplyRefused(missing)
 
     async def close(self) -> None:
         """Wait for the broker's answer, if one is awaited."""
-        await self._openings.wait(_CLOSE_SECONDS)
+        await self._refreshing.stop(_CLOSE_SECONDS)
 
-    async def _refresh(self, latest: float) -> None:
-        async with self._fetching:
-            if self._fetched_at < latest:
-                self._existing = await self._fetch()
-                self._fetched_at = monotonic()
+    async def _refresh(self) -> None:
+        self._existing = await self._fetch()
+        self._fetched_at = monotonic()
 
 
 class Replies:

@@ -564,22 +564,27 @@ async def test_the_answer_to_one_reply_s_question_is_awaited_for_the_others() ->
     assert (ends, expired.cancelled()) == (["answered"], True)
 
 
-async def test_a_question_without_an_answer_does_not_outlive_its_worker(
+async def test_abandoned_replies_share_one_question_which_does_not_outlive_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In a long outage, one for each would keep the later ones waiting."""
     monkeypatch.setattr("streams.worker.replies._CLOSE_SECONDS", 0.05)
     tasks = asyncio.all_tasks()
+    asked = 0
 
     async def unanswered() -> Mapping[str, int | None]:
+        nonlocal asked
+        asked += 1
         await asyncio.Event().wait()
         return {}
 
     topics = ReplyTopics(unanswered)
-    expired = asyncio.create_task(topics.check(TARGET, again=False))
-    await asyncio.sleep(0.01)
-    expired.cancel()
+    for _ in range(10):
+        expired = asyncio.create_task(topics.check(TARGET, again=False))
+        await asyncio.sleep(0.01)
+        expired.cancel()
     await topics.close()
-    assert asyncio.all_tasks() == tasks
+    assert (asked, asyncio.all_tasks()) == (1, tasks)
 
 
 async def test_an_abandoned_reply_does_not_interrupt_the_connection_for_the_others(
